@@ -1,0 +1,15 @@
+//! The pure core of KiCI: workflow model, compiler, expressions, triggers, needs graph, state machine, labels and the
+//! metric catalogue.
+//!
+//! Invariants, by absence: no I/O, no clock, no randomness, no async runtime. Everything here is a function of its
+//! arguments, so it can be tested with tables and properties and used by integrators as a library.
+
+#![forbid(unsafe_code)]
+
+pub mod event;
+pub mod ids;
+pub mod jobspec;
+pub mod labels;
+pub mod lock;
+pub mod state;
+pub mod time;

@@ -1,0 +1,513 @@
+//! The lock model: a workflow after compilation. The compiler writes it, the planner, the orchestrator and the agent read
+//! it; other programs may produce it too. JSON, snake_case.
+//!
+//! A stored lock is never trusted to come from our compiler: [`crate::lock`] types only give it shape, limits are checked
+//! again where a pattern or an expression is used.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use crate::state::JobStatus;
+
+/// The schema that this build writes.
+pub const SCHEMA_VERSION: u32 = 1;
+/// The oldest schema that this build still reads.
+pub const BREAKING_FLOOR: u32 = 1;
+
+/// A compiled set of workflows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LockDocument {
+    /// Schema of this document.
+    pub schema_version: u32,
+    /// The oldest reader that understands everything in it.
+    pub min_reader_version: u32,
+    /// SHA-256 (hex) over the canonical JSON of `workflows`.
+    pub content_hash: String,
+    /// Who wrote it.
+    pub generator: Generator,
+    /// The workflows, in file order.
+    pub workflows: Vec<Workflow>,
+}
+
+/// The program that wrote a lock.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Generator {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// A place in a workflow file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SourceRef {
+    /// Path from the root of the repository.
+    pub file: String,
+    /// Line, from 1.
+    pub line: u32,
+}
+
+/// One workflow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Workflow {
+    /// Unique in its repository.
+    pub name: String,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Title of a run, a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_name: Option<Value>,
+    /// Where it is written.
+    pub source: SourceRef,
+    /// SHA-256 (hex) of `compile_version:` and the source with LF line ends.
+    pub content_hash: String,
+    /// What starts it; the first that matches wins.
+    pub triggers: Vec<Trigger>,
+    /// A CEL condition; false means no run.
+    #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
+    /// Environment of every step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Value>,
+    /// Limit of the whole run, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// The jobs, in file order.
+    pub jobs: Vec<Job>,
+}
+
+/// When a template is rendered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// By the orchestrator, when the run is planned or the job becomes ready.
+    Dispatch,
+    /// By the agent, just before use.
+    Agent,
+}
+
+/// A text that may hold `${{ … }}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", untagged)]
+pub enum Value {
+    /// As written.
+    Static {
+        /// The text.
+        r#static: String,
+    },
+    /// Rendered by `crate::expr`.
+    Template {
+        /// The text with its `${{ … }}`.
+        template: String,
+        /// Where it is rendered.
+        stage: Stage,
+    },
+}
+
+impl Value {
+    /// A text without expressions.
+    pub fn fixed(text: impl Into<String>) -> Self {
+        Self::Static { r#static: text.into() }
+    }
+}
+
+/// One job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Job {
+    /// Its key; `[a-z0-9][a-z0-9_-]{0,63}`.
+    pub name: String,
+    /// What people see instead of the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_name: Option<Value>,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Where it is written.
+    pub source: SourceRef,
+    /// The jobs it waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<Need>,
+    /// Which agents may run it.
+    pub runs_on: Selector,
+    /// Variants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matrix: Option<Matrix>,
+    /// How many variants may run at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_parallel: Option<u32>,
+    /// The first failing variant ends the others.
+    #[serde(default)]
+    pub fail_fast: bool,
+    /// A CEL condition, evaluated when its needs are met; false means `skipped`.
+    #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
+    /// Environment of its steps.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Value>,
+    /// Whether and how the commit is checked out.
+    #[serde(default)]
+    pub checkout: Checkout,
+    /// Named results for the jobs that need this one; templates over `steps`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub outputs: BTreeMap<String, Value>,
+    /// Limit from the start of the checkout, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// From TERM to KILL on cancel, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_period_ms: Option<u64>,
+    /// Its steps, at least one.
+    pub steps: Vec<Step>,
+}
+
+/// One edge: a job, and the statuses of it that let the downstream run. Never empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Need {
+    /// Key of the upstream job.
+    pub job: String,
+    /// Terminal statuses that satisfy the edge.
+    pub run_on: Vec<JobStatus>,
+}
+
+/// Which agents may run a job: all `labels` present, no `exclude` present.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Selector {
+    /// Every one must hit a label of the agent.
+    pub labels: Vec<Matcher>,
+    /// None may hit a label of the agent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<Matcher>,
+}
+
+/// One condition on the labels of an agent. A matcher without a known kind is an error, never "any".
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Matcher {
+    /// This label. May hold `${{ … }}` until the job is planned.
+    Exact {
+        /// The label.
+        value: String,
+    },
+    /// Any label that this anchored, case-insensitive regular expression matches.
+    Regex {
+        /// The expression, in the syntax of the `regex` crate.
+        source: String,
+    },
+}
+
+/// Variants of a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Matrix {
+    /// Written out.
+    Table(MatrixTable),
+    /// An expression that yields a table.
+    Expr(String),
+}
+
+/// A matrix that is written out. Values keep their text in the file: `3.10` stays `3.10`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MatrixTable {
+    /// Dimension to values.
+    pub dimensions: BTreeMap<String, Vec<String>>,
+    /// Extra variants, or extra keys of existing ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<BTreeMap<String, String>>,
+    /// Variants to leave out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<BTreeMap<String, String>>,
+}
+
+/// How the commit is checked out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Checkout {
+    /// False: no checkout, an empty workspace.
+    pub enabled: bool,
+    /// Commits of history; 0 is all.
+    pub depth: u32,
+}
+
+impl Default for Checkout {
+    fn default() -> Self {
+        Self { enabled: true, depth: 1 }
+    }
+}
+
+/// The program that runs a script.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Shell {
+    /// `bash --noprofile --norc -eo pipefail FILE`.
+    Bash,
+    /// `sh -e FILE`.
+    Sh,
+    /// `pwsh -NoLogo -NoProfile -NonInteractive -File FILE`.
+    Pwsh,
+    /// `python3 FILE`.
+    Python,
+    /// This argument list; `{0}` is the script file.
+    Command(Vec<String>),
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Step {
+    /// Unique in its job; names its outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// For people; the first line of the script otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Value>,
+    /// Where it is written.
+    pub source: SourceRef,
+    /// The script. Never a template.
+    pub run: String,
+    /// None: bash, or `sh -e` where there is no bash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shell: Option<Shell>,
+    /// Below the workspace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_directory: Option<Value>,
+    /// Environment of this step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Value>,
+    /// A CEL condition, evaluated on the agent; false means `skipped`.
+    #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
+    /// Its failure does not fail the job.
+    #[serde(default)]
+    pub continue_on_error: bool,
+    /// Limit in milliseconds; the agent's default otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+}
+
+/// Include and exclude patterns as written (`!x` excludes); see `crate::pattern` for their meaning.
+pub type Patterns = Vec<String>;
+
+/// Conditions on a JSON document: JSONPath (RFC 9535) to an expected scalar, a list of them (any), or `/regex/`.
+pub type Conditions = BTreeMap<String, Json>;
+
+/// What starts a workflow. An empty list or map does not filter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[allow(missing_docs, reason = "the fields are the keys of the table of trigger filters in docs/workflows.md")]
+pub enum Trigger {
+    /// A branch was pushed to.
+    Push {
+        #[serde(default)]
+        branches: Patterns,
+        #[serde(default)]
+        paths: Patterns,
+        #[serde(default)]
+        repos: Patterns,
+    },
+    /// A pull or merge request.
+    Pr {
+        #[serde(default)]
+        actions: Vec<String>,
+        #[serde(default)]
+        branches: Patterns,
+        #[serde(default)]
+        source_branches: Patterns,
+        #[serde(default)]
+        paths: Patterns,
+        #[serde(default)]
+        repos: Patterns,
+    },
+    /// A tag was pushed.
+    Tag {
+        #[serde(default)]
+        tags: Patterns,
+        #[serde(default)]
+        repos: Patterns,
+    },
+    /// A comment on an issue or a pull request.
+    Comment {
+        #[serde(default)]
+        actions: Vec<String>,
+        #[serde(default)]
+        target: Option<String>,
+        #[serde(default)]
+        body: Patterns,
+    },
+    /// A review of a pull request.
+    Review {
+        #[serde(default)]
+        actions: Vec<String>,
+        #[serde(default)]
+        states: Vec<String>,
+    },
+    /// A comment in a review.
+    ReviewComment {
+        #[serde(default)]
+        actions: Vec<String>,
+    },
+    /// A release.
+    Release {
+        #[serde(default)]
+        actions: Vec<String>,
+    },
+    /// `repository_dispatch`, or by hand when `manual`.
+    Dispatch {
+        #[serde(default)]
+        types: Vec<String>,
+        #[serde(default)]
+        manual: bool,
+        #[serde(default)]
+        inputs: BTreeMap<String, Input>,
+    },
+    /// A branch or tag was created.
+    Create {
+        #[serde(default)]
+        ref_type: Option<String>,
+        #[serde(default)]
+        refs: Patterns,
+    },
+    /// A branch or tag was deleted.
+    Delete {
+        #[serde(default)]
+        ref_type: Option<String>,
+        #[serde(default)]
+        refs: Patterns,
+    },
+    /// A commit status.
+    Status {
+        #[serde(default)]
+        contexts: Patterns,
+        #[serde(default)]
+        states: Vec<String>,
+    },
+    /// A run of a foreign CI.
+    WorkflowRun {
+        #[serde(default)]
+        actions: Vec<String>,
+        #[serde(default)]
+        workflows: Patterns,
+        #[serde(default)]
+        conclusions: Vec<String>,
+    },
+    /// The repository was forked.
+    Fork {},
+    /// The repository was starred.
+    Star {
+        #[serde(default)]
+        actions: Vec<String>,
+    },
+    /// The repository was watched.
+    Watch {
+        #[serde(default)]
+        actions: Vec<String>,
+    },
+    /// A raw event of a forge, by its name.
+    Webhook {
+        events: Vec<String>,
+        #[serde(default)]
+        actions: Vec<String>,
+    },
+    /// An event on the internal bus.
+    KiciEvent {
+        name: String,
+        #[serde(default)]
+        r#match: Conditions,
+        #[serde(default)]
+        not: Conditions,
+        #[serde(default)]
+        source: Patterns,
+    },
+    /// A run ended.
+    WorkflowComplete {
+        #[serde(default)]
+        workflow: Patterns,
+        #[serde(default)]
+        status: Vec<String>,
+        #[serde(default)]
+        source: Patterns,
+    },
+    /// A job ended.
+    JobComplete {
+        #[serde(default)]
+        workflow: Patterns,
+        #[serde(default)]
+        job: Patterns,
+        #[serde(default)]
+        status: Vec<String>,
+        #[serde(default)]
+        source: Patterns,
+    },
+    /// Several runs failed in a window.
+    WorkflowsFailedBatch {
+        accumulate_ms: u64,
+        #[serde(default)]
+        workflows: Patterns,
+    },
+    /// A call to a generic source.
+    GenericWebhook {
+        source: String,
+        #[serde(default)]
+        events: Vec<String>,
+        #[serde(default)]
+        r#match: Conditions,
+        #[serde(default)]
+        not: Conditions,
+    },
+    /// A time.
+    Schedule {
+        cron: String,
+        timezone: String,
+        #[serde(default)]
+        inputs: BTreeMap<String, String>,
+        jitter_ms: u64,
+        catchup_ms: u64,
+    },
+    /// An event of the system's own life.
+    Lifecycle {
+        events: Vec<String>,
+        #[serde(default)]
+        sources: Patterns,
+    },
+}
+
+/// Type of an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum InputType {
+    String,
+    Number,
+    Integer,
+    Boolean,
+    Enum,
+    Literal,
+}
+
+/// One input of a manual or dispatched run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Input {
+    /// Its type.
+    pub r#type: InputType,
+    /// Must be given.
+    pub required: bool,
+    /// Used when it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default: Option<Json>,
+    /// Allowed values of an `enum` or `literal`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<Json>,
+    /// Smallest number, or shortest string in characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min: Option<f64>,
+    /// Largest number, or longest string in characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<f64>,
+    /// Regular expression that a string must match as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+}

@@ -1,0 +1,18 @@
+//! Compiles `proto/` with protox, so that no `protoc` is needed.
+
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let root = PathBuf::from("../../proto");
+    let files = ["kici/common/v1/common.proto", "kici/agent/v1/agent.proto"];
+    for file in files {
+        println!("cargo::rerun-if-changed={}", root.join(file).display());
+    }
+    let descriptors = protox::compile(files, [&root])?;
+    tonic_prost_build::configure()
+        .build_transport(true)
+        .bytes(".kici.agent.v1.LogData.data")
+        .bytes(".kici.agent.v1.JobOffer.spec_json")
+        .compile_fds(descriptors)?;
+    Ok(())
+}

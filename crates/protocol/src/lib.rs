@@ -1,0 +1,32 @@
+//! The wire: generated gRPC types, conversions to engine types, limits and the words both sides share.
+
+#![forbid(unsafe_code)]
+
+/// Generated from `proto/`, nested as the packages are.
+#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated")]
+mod kici {
+    pub mod common {
+        pub mod v1 {
+            tonic::include_proto!("kici.common.v1");
+        }
+    }
+    pub mod agent {
+        pub mod v1 {
+            tonic::include_proto!("kici.agent.v1");
+        }
+    }
+}
+
+pub use kici::agent::v1 as agent;
+pub use kici::common::v1 as common;
+
+/// The version this build speaks. An orchestrator refuses agents below [`MIN_PROTOCOL_VERSION`] and accepts newer ones.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// The oldest agent protocol that is still served.
+pub const MIN_PROTOCOL_VERSION: u32 = 1;
+/// Largest gRPC message in bytes, both ways.
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+/// The one wording of a refused job-scoped frame, whether the job is not the agent's or that cannot be told.
+pub const NOT_ASSIGNED: &str = "job is not assigned to this agent";
+/// Metadata key that ties a `StreamLogs` call to its session.
+pub const SESSION_ID_HEADER: &str = "kici-session-id";
