@@ -1,1 +1,6 @@
-//! placeholder
+//! The assembly of an orchestrator: adapters that implement the libraries' ports, servers, background reconcilers, start
+//! and stop order.
+
+#![forbid(unsafe_code)]
+
+pub mod config;

@@ -1,0 +1,195 @@
+//! Configuration: flags over `KICI_*` variables over the TOML file over defaults. Every problem is found at once, each
+//! names its key, the layer it came from and the remedy.
+
+mod keys;
+mod load;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use keys::{KEYS, Key, Kind};
+pub use load::{Layer, Layers, Origin, reference_page};
+use secrecy::SecretString;
+
+/// The effective configuration of an orchestrator.
+#[derive(Debug)]
+pub struct Config {
+    /// `instance.id`; generated when absent.
+    pub instance_id: Option<String>,
+    /// `instance.data_dir`; chosen at start when absent.
+    pub data_dir: Option<PathBuf>,
+    /// `server.listen`.
+    pub listen: SocketAddr,
+    /// `server.public_url`.
+    pub public_url: Option<String>,
+    /// `database.*`.
+    pub database: DatabaseConfig,
+    /// `object_store.url` as a directory.
+    pub objects_dir: Option<PathBuf>,
+    /// `secrets.key`, or the contents of `secrets.key_file`.
+    pub secrets_key: Option<SecretString>,
+    /// `sources.local_paths`.
+    pub local_paths: Vec<PathBuf>,
+    /// `ingest.*`.
+    pub ingest: IngestConfig,
+    /// `event_log.*`.
+    pub event_log: EventLogConfig,
+    /// `lockfile_cache.max`.
+    pub workflow_cache_entries: usize,
+    /// `agent.*`, `queue.*` and `stale.*`.
+    pub dispatch: DispatchKeys,
+    /// `retention.logs_days`; none keeps them.
+    pub logs_retention: Option<Duration>,
+    /// `retention.runs_days`; none keeps them.
+    pub runs_retention: Option<Duration>,
+    /// `log.level`.
+    pub log_level: String,
+    /// `log.format`.
+    pub log_format: String,
+    /// `shutdown.grace_ms`.
+    pub shutdown_grace: Duration,
+    /// `startup.backoff_ms`.
+    pub startup_backoff: Duration,
+}
+
+/// `database.*`.
+#[derive(Debug)]
+pub struct DatabaseConfig {
+    /// `database.url`; a file in the data directory when absent. May hold a password.
+    pub url: Option<SecretString>,
+    /// `database.pool_max`.
+    pub pool_max: usize,
+    /// `database.auto_migrate`.
+    pub auto_migrate: bool,
+    /// `database.durability` is `full`.
+    pub durable: bool,
+}
+
+/// `ingest.*`.
+#[derive(Clone, Debug)]
+pub struct IngestConfig {
+    /// Largest body in bytes.
+    pub max_body_bytes: usize,
+    /// Deliveries processed at the same time.
+    pub workers: usize,
+    /// Requests answered at the same time.
+    pub max_in_flight: usize,
+    /// Age at which a claim of a silent process is void.
+    pub claim_timeout: Duration,
+    /// Attempts before a delivery is dead.
+    pub max_attempts: u32,
+}
+
+/// `event_log.*`.
+#[derive(Clone, Debug)]
+pub struct EventLogConfig {
+    /// Largest body that is kept, in bytes.
+    pub max_payload_bytes: usize,
+    /// How long bodies are kept; none is for ever.
+    pub payload: Option<Duration>,
+    /// How long rows are kept; none is for ever.
+    pub rows: Option<Duration>,
+}
+
+/// `agent.*`, `queue.*` and `stale.*`: what dispatching is tuned by.
+#[derive(Clone, Debug)]
+pub struct DispatchKeys {
+    /// `agent.dispatch_ack_timeout_ms`.
+    pub ack_timeout: Duration,
+    /// `agent.recovery_window_ms`.
+    pub recovery_window: Duration,
+    /// `agent.ownership_check_timeout_ms`.
+    pub ownership_check_timeout: Duration,
+    /// `queue.max_depth`.
+    pub max_depth: u64,
+    /// `queue.timeout_ms`; none waits for ever.
+    pub queue_timeout: Option<Duration>,
+    /// `queue.max_attempts`.
+    pub max_attempts: u32,
+    /// `queue.unroutable_grace_ms`; none waits.
+    pub unroutable_grace: Option<Duration>,
+    /// `stale.job_heartbeat_ms`.
+    pub job_heartbeat: Duration,
+    /// `stale.threshold_multiplier`.
+    pub stale_multiplier: u32,
+}
+
+/// All that is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+#[error("{} in the configuration:\n{}", plural(.problems.len()), .problems.join("\n"))]
+pub struct ConfigError {
+    /// One line per problem: `key: problem (value from layer)`.
+    pub problems: Vec<String>,
+}
+
+fn plural(count: usize) -> String {
+    if count == 1 { "1 problem".to_owned() } else { format!("{count} problems") }
+}
+
+/// Seconds of `days`; 0 means no limit.
+fn days(count: u64) -> Option<Duration> {
+    (count > 0).then(|| Duration::from_secs(count * 86_400))
+}
+
+/// A duration of `ms`; 0 means no limit.
+fn limit(ms: u64) -> Option<Duration> {
+    (ms > 0).then(|| Duration::from_millis(ms))
+}
+
+impl Config {
+    /// Merges and checks the layers.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with every problem found.
+    pub fn load(layers: &Layers) -> Result<Self, ConfigError> {
+        let mut values = load::merge(layers)?;
+        let config = Self {
+            instance_id: values.text_opt("instance.id"),
+            data_dir: values.path_opt("instance.data_dir"),
+            listen: values.address("server.listen"),
+            public_url: values.text_opt("server.public_url"),
+            database: DatabaseConfig {
+                url: values.secret_opt("database.url"),
+                pool_max: values.size("database.pool_max"),
+                auto_migrate: values.flag("database.auto_migrate"),
+                durable: values.text("database.durability") == "full",
+            },
+            objects_dir: values.file_url_opt("object_store.url"),
+            secrets_key: values.secret_or_file("secrets.key", "secrets.key_file"),
+            local_paths: values.paths("sources.local_paths"),
+            ingest: IngestConfig {
+                max_body_bytes: values.size("ingest.max_body_bytes"),
+                workers: values.size("ingest.workers"),
+                max_in_flight: values.size("ingest.max_in_flight"),
+                claim_timeout: values.millis("ingest.claim_timeout_ms"),
+                max_attempts: values.small("ingest.max_attempts"),
+            },
+            event_log: EventLogConfig {
+                max_payload_bytes: values.size("event_log.max_payload_bytes"),
+                payload: days(values.number("event_log.payload_days")),
+                rows: days(values.number("event_log.row_days")),
+            },
+            workflow_cache_entries: values.size("lockfile_cache.max"),
+            dispatch: DispatchKeys {
+                ack_timeout: values.millis("agent.dispatch_ack_timeout_ms"),
+                recovery_window: values.millis("agent.recovery_window_ms"),
+                ownership_check_timeout: values.millis("agent.ownership_check_timeout_ms"),
+                max_depth: values.number("queue.max_depth"),
+                queue_timeout: limit(values.number("queue.timeout_ms")),
+                max_attempts: values.small("queue.max_attempts"),
+                unroutable_grace: limit(values.number("queue.unroutable_grace_ms")),
+                job_heartbeat: values.millis("stale.job_heartbeat_ms"),
+                stale_multiplier: values.small("stale.threshold_multiplier"),
+            },
+            logs_retention: days(values.number("retention.logs_days")),
+            runs_retention: days(values.number("retention.runs_days")),
+            log_level: values.text("log.level"),
+            log_format: values.text("log.format"),
+            shutdown_grace: values.millis("shutdown.grace_ms"),
+            startup_backoff: values.millis("startup.backoff_ms"),
+        };
+        values.finish()?;
+        Ok(config)
+    }
+}
