@@ -4,3 +4,5 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod data_dir;
+pub mod logs;

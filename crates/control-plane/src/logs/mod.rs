@@ -1,0 +1,58 @@
+//! Logs of jobs: received from agents, made durable, acknowledged by byte offset, sealed into the object store, read back.
+//!
+//! A live log is a segment file per step below `<data>/logs/<job>/<epoch>/`. An offset is acknowledged after fdatasync
+//! only. When the agent has sealed a step, the segment is compressed into the object store and removed; until then the
+//! segment is the truth, so a crash at any point loses nothing.
+
+mod segment;
+pub mod service;
+mod writer;
+
+use std::fmt;
+
+use kici_engine::ids::JobId;
+
+pub use writer::{LogAppender, LogError, LogHealth, StepAck};
+
+/// One delivery of a job whose logs are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LogKey {
+    /// The job.
+    pub job: JobId,
+    /// The epoch of the delivery.
+    pub epoch: u32,
+}
+
+/// The name of a step in file names: `kind-owner-ordinal`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StepFile(String);
+
+/// A step key that cannot be a file name.
+#[derive(Debug, thiserror::Error)]
+#[error("step key `{0}` is not of the form kind-owner-ordinal with a kind of [a-z0-9_:]{{1,40}}")]
+pub struct BadStepKey(String);
+
+impl StepFile {
+    /// From the parts of a `StepKey`.
+    ///
+    /// # Errors
+    /// [`BadStepKey`] when the kind holds other characters than `[a-z0-9_:]` or is empty or too long.
+    pub fn new(kind: &str, owner_index: i32, ordinal: u32) -> Result<Self, BadStepKey> {
+        let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'_' | b':');
+        if kind.is_empty() || kind.len() > 40 || !kind.bytes().all(legal) {
+            return Err(BadStepKey(kind.chars().take(60).collect()));
+        }
+        Ok(Self(format!("{}-{owner_index}-{ordinal}", kind.replace(':', "_"))))
+    }
+
+    /// The file name without its ending.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for StepFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
