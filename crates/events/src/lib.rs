@@ -1,1 +1,24 @@
-//! placeholder
+//! Events: from a call at the door to the runs it causes.
+//!
+//! [`Inbox`] verifies and stores, [`Worker`] takes stored deliveries, [`Planner`] decides what each causes. The row of a
+//! delivery is the work item: a crash at any point leaves it to be taken again, and the key of each run makes a second
+//! attempt harmless.
+
+#![forbid(unsafe_code)]
+
+mod compiled;
+mod inbox;
+mod manual;
+mod planner;
+pub mod ports;
+mod registrations;
+mod runs;
+mod sources;
+mod trace;
+mod worker;
+
+pub use inbox::{Accepted, Call, Inbox, Refusal, Route};
+pub use manual::{Manual, ManualError};
+pub use planner::{Planner, PlannerConfig, Retry, Work};
+pub use sources::{OpenSource, SourceBook, SourceError, typed};
+pub use worker::{QUEUE, RunsCreated, Worker, WorkerConfig};

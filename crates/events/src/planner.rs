@@ -1,0 +1,333 @@
+//! One delivery, from its bytes to the runs it causes. Reads, decides, and returns everything that is to be written as one
+//! value; the caller writes it in one transaction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kici_engine::compile::CompiledSet;
+use kici_engine::event::{ChangedFiles, Event, EventKind, ForkState};
+use kici_engine::ids::{DeliveryRowId, IdSource, RunId};
+use kici_engine::lock::Workflow;
+use kici_engine::plan::{Planned, RunInfo, Scope, plan_run};
+use kici_engine::time::Clock;
+use kici_engine::trigger::{Outcome, WorkflowDecision, match_workflow, skip_ci};
+use kici_forge::normalise::{Normalised, normalise};
+use kici_forge::{Forge, ForgeError, Headers, WorkflowFiles};
+use kici_store::Store;
+use kici_store::model::{DeliveryOutcome, DeliveryStatus, NewRun, ProcessedDelivery};
+
+use crate::compiled::{CommitKey, CompileCache};
+use crate::registrations;
+use crate::runs::{Origin, RunMaker};
+use crate::sources::{OpenSource, SourceBook};
+use crate::trace::Trace;
+
+/// A delivery to be processed.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Its row.
+    pub id: DeliveryRowId,
+    /// Organisation.
+    pub org: String,
+    /// The sender's name of the event.
+    pub event: String,
+    /// The request that brought it.
+    pub request_id: String,
+    /// Headers that were kept.
+    pub headers: Headers,
+    /// The raw body.
+    pub body: Vec<u8>,
+}
+
+/// Why a delivery could not be processed this time. Trying again may help.
+#[derive(Debug, thiserror::Error)]
+pub enum Retry {
+    /// The forge did not answer.
+    #[error(transparent)]
+    Forge(#[from] ForgeError),
+    /// The database did not answer.
+    #[error(transparent)]
+    Store(#[from] kici_store::StoreError),
+}
+
+/// What a planner is made of.
+#[derive(Clone)]
+pub struct PlannerConfig {
+    /// How long a job may wait for an agent; none waits for ever.
+    pub queue_timeout: Option<Duration>,
+    /// Compiled commits that are kept.
+    pub cache_entries: usize,
+    /// Identity of this machine: jobs of local sources run only here.
+    pub machine_id: String,
+}
+
+/// Decides what a delivery causes.
+pub struct Planner {
+    pub(crate) store: Store,
+    pub(crate) sources: SourceBook,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) ids: Arc<dyn IdSource>,
+    pub(crate) config: PlannerConfig,
+    compiled: CompileCache,
+}
+
+/// The parts of a decision that grow while it is made.
+pub(crate) struct Decision {
+    pub trace: Trace,
+    pub runs: Vec<NewRun>,
+    pub notes: Vec<String>,
+    pub matched: u32,
+    pub invalid: bool,
+}
+
+impl Decision {
+    pub(crate) fn new(event: &Event) -> Self {
+        Self { trace: Trace::new(event), runs: Vec::new(), notes: Vec::new(), matched: 0, invalid: false }
+    }
+}
+
+impl Planner {
+    /// A planner over these ports.
+    pub fn new(
+        store: Store,
+        sources: SourceBook,
+        clock: Arc<dyn Clock>,
+        ids: Arc<dyn IdSource>,
+        config: PlannerConfig,
+    ) -> Self {
+        let compiled = CompileCache::new(config.cache_entries);
+        Self { store, sources, clock, ids, config, compiled }
+    }
+
+    /// Decides what `work`, a delivery of `source`, causes.
+    ///
+    /// # Errors
+    /// [`Retry`] when a later attempt may succeed. What can never succeed is an outcome, not an error.
+    pub async fn process(&self, work: &Work, source: &OpenSource) -> Result<ProcessedDelivery, Retry> {
+        if !source.enabled {
+            return Ok(outcome(work, DeliveryStatus::Skipped, "the source was disabled or removed"));
+        }
+        let event = match normalise(&source.source, &work.headers, &work.event, &work.body) {
+            Normalised::Event(event) => *event,
+            Normalised::Ignored { reason } => return Ok(outcome(work, DeliveryStatus::Skipped, &reason)),
+            Normalised::Invalid { problem } => return Ok(failure(work, problem)),
+        };
+        if let Some(marker) = skip_ci(&event) {
+            let note = format!("the head commit says {marker}");
+            return Ok(with_event(outcome(work, DeliveryStatus::Skipped, &note), &event));
+        }
+        let decided = match event.kind {
+            EventKind::Push | EventKind::Tag | EventKind::Pr => self.at_commit(work, source, &event).await,
+            _ => self.registered(work, source, &event).await,
+        };
+        match decided {
+            Ok(done) => Ok(with_event(done, &event)),
+            Err(Retry::Forge(error)) if !error.is_retryable() => Ok(with_event(failure(work, error.to_string()), &event)),
+            Err(retry) => Err(retry),
+        }
+    }
+
+    /// Push, tag and pull request: the workflows of the event's own commit.
+    async fn at_commit(&self, work: &Work, source: &OpenSource, event: &Event) -> Result<ProcessedDelivery, Retry> {
+        let (Some(repo), Some(sha)) = (event.repo.as_deref(), event.sha.as_deref()) else {
+            return Ok(outcome(work, DeliveryStatus::Skipped, "the event names no repository or no commit"));
+        };
+        if event.kind == EventKind::Pr && event.is_fork_pr != ForkState::No {
+            // Code of strangers runs only under a trust policy, and there is none.
+            let note = match event.is_fork_pr {
+                ForkState::Unknown => "the forge does not say whether the pull request comes from a fork",
+                _ => "the pull request comes from a fork, and no trust policy allows those",
+            };
+            return Ok(outcome(work, DeliveryStatus::Skipped, note));
+        }
+        let forge = self.sources.forge(source)?;
+        let files = forge.workflows_at(repo, sha).await?;
+        let mut event = event.clone();
+        if event.commit_message.is_none() {
+            event.commit_message.clone_from(&files.commit_message);
+        }
+        let mut decision = Decision::new(&event);
+        decision.trace.skipped_files(&files.skipped);
+        decision.notes.extend(files.skipped.iter().map(|skipped| format!("{}: {}", skipped.path, skipped.reason)));
+        if files.files.is_empty() {
+            let note = no_workflows(&files, sha);
+            decision.notes.push(note);
+            return Ok(self.finish(work, decision, Some(DeliveryStatus::LockfileMissing)));
+        }
+        let set = self.compile(source, repo, sha, &files, &mut decision);
+        let origin = self.origin(work, source, &event, repo, sha);
+        let workflows = set.files.iter().flat_map(|(_, file)| &file.workflows);
+        let mut changed = Changed { forge: &*forge, event: &event, files: None };
+        for workflow in workflows {
+            self.consider(&mut decision, origin, workflow, &event, &mut changed).await;
+        }
+        let mut done = self.finish(work, decision, None);
+        if registrations::is_default_branch_push(&event) && !set.files.iter().any(|(_, file)| file.has_errors()) {
+            done.registrations = Some(registrations::set(source, &event, repo, sha, &set));
+        }
+        Ok(done)
+    }
+
+    /// The compiled files of a commit; what is wrong with them goes into the decision.
+    pub(crate) fn compile(
+        &self,
+        source: &OpenSource,
+        repo: &str,
+        sha: &str,
+        files: &WorkflowFiles,
+        decision: &mut Decision,
+    ) -> Arc<CompiledSet> {
+        let key = CommitKey { source: source.source.id, repo: repo.to_owned(), sha: sha.to_owned() };
+        let set = self.compiled.get(&key, files);
+        for (path, file) in set.files.iter().filter(|(_, file)| file.has_errors()) {
+            decision.invalid = true;
+            let first = file.diagnostics.iter().find(|d| d.is_error()).map(|d| d.message.as_str()).unwrap_or_default();
+            decision.notes.push(format!("{path} is invalid: {first}"));
+        }
+        decision.trace.files(&set);
+        set
+    }
+
+    pub(crate) fn origin<'a>(
+        &'a self,
+        work: &'a Work,
+        source: &'a OpenSource,
+        event: &'a Event,
+        repo: &'a str,
+        sha: &'a str,
+    ) -> Origin<'a> {
+        Origin {
+            org: &work.org,
+            source: source.source.id,
+            repo,
+            git_ref: event.git_ref.as_deref(),
+            sha,
+            delivery: Some(work.id),
+            request_id: &work.request_id,
+            machine_id: source.source.local_repo().is_some().then_some(self.config.machine_id.as_str()),
+        }
+    }
+
+    /// Matches one workflow and plans its run if it matches.
+    pub(crate) async fn consider(
+        &self,
+        decision: &mut Decision,
+        origin: Origin<'_>,
+        workflow: &Workflow,
+        event: &Event,
+        changed: &mut Changed<'_>,
+    ) {
+        let mut found = match_workflow(workflow, event, changed.files.as_ref());
+        if found.outcome == Outcome::NeedsFiles {
+            let files = changed.fetch().await;
+            found = match_workflow(workflow, event, Some(files));
+        }
+        if let Outcome::Matched { kind, note, .. } = &found.outcome {
+            decision.matched += 1;
+            decision.notes.extend(note.iter().map(|note| format!("{}: {note}", workflow.name)));
+            self.plan(decision, origin, workflow, event, kind);
+        }
+        decision.trace.workflow(found);
+    }
+
+    fn plan(&self, decision: &mut Decision, origin: Origin<'_>, workflow: &Workflow, event: &Event, kind: &str) {
+        let id = RunId::mint(&*self.ids);
+        match plan_run(Scope { workflow, event, run: RunInfo { id, attempt: 1 } }) {
+            Ok(Planned::Run(plan)) => {
+                decision.notes.extend(plan.notes.iter().map(|note| format!("{}: {note}", workflow.name)));
+                let delivery = origin.delivery.map(|id| id.uuid().to_string()).unwrap_or_default();
+                let key = format!("{delivery}:{}:{}/{}", event.routing_key, origin.repo, workflow.name);
+                let maker = self.maker();
+                decision.runs.push(maker.run(id, origin, key, workflow, event, kind, plan));
+            }
+            Ok(Planned::Declined { reason }) => decision.notes.push(format!("{}: {reason}", workflow.name)),
+            Err(error) => {
+                decision.invalid = true;
+                decision.notes.push(error.to_string());
+            }
+        }
+    }
+
+    pub(crate) fn maker(&self) -> RunMaker<'_> {
+        RunMaker { clock: &*self.clock, ids: &*self.ids, queue_timeout: self.config.queue_timeout }
+    }
+
+    /// Closes a decision: `processed` if any run was made or nothing was invalid.
+    pub(crate) fn finish(&self, work: &Work, decision: Decision, status: Option<DeliveryStatus>) -> ProcessedDelivery {
+        let status = status.unwrap_or(if decision.runs.is_empty() && decision.invalid {
+            DeliveryStatus::WorkflowInvalid
+        } else {
+            DeliveryStatus::Processed
+        });
+        let note = (!decision.notes.is_empty()).then(|| decision.notes.join("; "));
+        ProcessedDelivery {
+            matched_count: decision.matched,
+            trace: Some(decision.trace.into_json(note.as_deref())),
+            runs: decision.runs,
+            ..bare(work, DeliveryOutcome { status, error: None, note })
+        }
+    }
+}
+
+/// The changed files of an event, fetched when the first workflow asks.
+pub(crate) struct Changed<'a> {
+    pub forge: &'a dyn Forge,
+    pub event: &'a Event,
+    pub files: Option<ChangedFiles>,
+}
+
+impl Changed<'_> {
+    async fn fetch(&mut self) -> &ChangedFiles {
+        if self.files.is_none() {
+            self.files = Some(self.forge.changed_files(self.event).await);
+        }
+        self.files.get_or_insert_with(|| ChangedFiles::Unavailable("not fetched".to_owned()))
+    }
+}
+
+/// A decision of the trace that says why a workflow was left out before it was matched.
+pub(crate) fn left_out(workflow: &str) -> WorkflowDecision {
+    WorkflowDecision { workflow: workflow.to_owned(), outcome: Outcome::NotMatched, triggers: Vec::new() }
+}
+
+fn no_workflows(files: &WorkflowFiles, sha: &str) -> String {
+    let short = sha.get(..12).unwrap_or(sha);
+    if files.lock.is_some() {
+        format!("commit {short} has a lock document but no workflow files; lock documents alone are not read yet")
+    } else {
+        format!("no workflow files under .kici/workflows at commit {short}")
+    }
+}
+
+fn bare(work: &Work, outcome: DeliveryOutcome) -> ProcessedDelivery {
+    ProcessedDelivery {
+        id: work.id,
+        outcome,
+        matched_count: 0,
+        repo: None,
+        git_ref: None,
+        sha: None,
+        trace: None,
+        runs: Vec::new(),
+        registrations: None,
+    }
+}
+
+pub(crate) fn outcome(work: &Work, status: DeliveryStatus, note: &str) -> ProcessedDelivery {
+    let trace = Trace::without_event(&work.event).into_json(Some(note));
+    let outcome = DeliveryOutcome { status, error: None, note: Some(note.to_owned()) };
+    ProcessedDelivery { trace: Some(trace), ..bare(work, outcome) }
+}
+
+pub(crate) fn failure(work: &Work, error: String) -> ProcessedDelivery {
+    let trace = Trace::without_event(&work.event).into_json(Some(&error));
+    let outcome = DeliveryOutcome { status: DeliveryStatus::Failed, error: Some(error), note: None };
+    ProcessedDelivery { trace: Some(trace), ..bare(work, outcome) }
+}
+
+fn with_event(mut done: ProcessedDelivery, event: &Event) -> ProcessedDelivery {
+    done.repo.clone_from(&event.repo);
+    done.git_ref.clone_from(&event.git_ref);
+    done.sha.clone_from(&event.sha);
+    done
+}

@@ -1,0 +1,212 @@
+//! Registered workflows: those of default branches that an event without a commit of its own can start, and the events
+//! that do.
+
+use std::sync::Arc;
+
+use kici_engine::compile::CompiledSet;
+use kici_engine::event::{Event, EventKind};
+use kici_engine::lock::{Trigger, Workflow};
+use kici_forge::Forge;
+use kici_store::model::{DeliveryStatus, ProcessedDelivery, RegisteredWorkflow, Registration, RegistrationSet};
+
+use crate::planner::{Changed, Decision, Planner, Retry, Work, left_out, outcome};
+use crate::runs::{Origin, lock_form};
+use crate::sources::OpenSource;
+
+/// True for a push to the repository's default branch.
+pub(crate) fn is_default_branch_push(event: &Event) -> bool {
+    event.kind == EventKind::Push && event.default_branch.is_some() && event.default_branch == event.target_branch
+}
+
+/// The registrations that the workflows of a commit make.
+pub(crate) fn set(source: &OpenSource, event: &Event, repo: &str, sha: &str, set: &CompiledSet) -> RegistrationSet {
+    let workflows = set.files.iter().flat_map(|(_, file)| &file.workflows).map(registered).collect();
+    RegistrationSet {
+        org: source.source.org.clone(),
+        routing_key: source.source.routing_key(),
+        source_id: source.source.id,
+        repo: repo.to_owned(),
+        sha: sha.to_owned(),
+        default_branch: event.default_branch.clone(),
+        workflows,
+    }
+}
+
+fn registered(workflow: &Workflow) -> RegisteredWorkflow {
+    let lock = lock_form(workflow);
+    let mut trigger_types: Vec<String> = workflow.triggers.iter().map(|t| trigger_type(t).to_owned()).collect();
+    trigger_types.sort_unstable();
+    trigger_types.dedup();
+    RegisteredWorkflow { name: workflow.name.clone(), lock_digest: lock.digest, lock_json: lock.json, trigger_types }
+}
+
+/// The word of a trigger's type, as in the lock.
+fn trigger_type(trigger: &Trigger) -> &'static str {
+    match trigger {
+        Trigger::Push { .. } => "push",
+        Trigger::Pr { .. } => "pr",
+        Trigger::Tag { .. } => "tag",
+        Trigger::Comment { .. } => "comment",
+        Trigger::Review { .. } => "review",
+        Trigger::ReviewComment { .. } => "review_comment",
+        Trigger::Release { .. } => "release",
+        Trigger::Dispatch { .. } => "dispatch",
+        Trigger::Create { .. } => "create",
+        Trigger::Delete { .. } => "delete",
+        Trigger::Status { .. } => "status",
+        Trigger::WorkflowRun { .. } => "workflow_run",
+        Trigger::Fork {} => "fork",
+        Trigger::Star { .. } => "star",
+        Trigger::Watch { .. } => "watch",
+        Trigger::Webhook { .. } => "webhook",
+        Trigger::KiciEvent { .. } => "kici_event",
+        Trigger::WorkflowComplete { .. } => "workflow_complete",
+        Trigger::JobComplete { .. } => "job_complete",
+        Trigger::WorkflowsFailedBatch { .. } => "workflows_failed_batch",
+        Trigger::GenericWebhook { .. } => "generic_webhook",
+        Trigger::Schedule { .. } => "schedule",
+        Trigger::Lifecycle { .. } => "lifecycle",
+    }
+}
+
+/// The trigger types that can listen to an event, besides `webhook`, which hears all.
+fn listeners(kind: EventKind) -> Option<&'static str> {
+    match kind {
+        EventKind::Comment => Some("comment"),
+        EventKind::Review => Some("review"),
+        EventKind::ReviewComment => Some("review_comment"),
+        EventKind::Release => Some("release"),
+        EventKind::Dispatch | EventKind::Manual => Some("dispatch"),
+        EventKind::Create => Some("create"),
+        EventKind::Delete => Some("delete"),
+        EventKind::Status => Some("status"),
+        EventKind::WorkflowRun => Some("workflow_run"),
+        EventKind::Fork => Some("fork"),
+        EventKind::Star => Some("star"),
+        EventKind::Watch => Some("watch"),
+        EventKind::Hook => Some("generic_webhook"),
+        EventKind::Push | EventKind::Tag | EventKind::Pr | EventKind::Other => None,
+    }
+}
+
+impl Planner {
+    /// Events without a commit of their own: the registered workflows of default branches. A forge's event reaches the
+    /// workflows of its repository, a generic source's those of the whole organisation.
+    pub(crate) async fn registered(
+        &self,
+        work: &Work,
+        source: &OpenSource,
+        event: &Event,
+    ) -> Result<ProcessedDelivery, Retry> {
+        let scope = (event.kind != EventKind::Hook).then(|| source.source.routing_key());
+        let mut found = Vec::new();
+        for kind in listeners(event.kind).into_iter().chain(["webhook"]) {
+            found.extend(
+                self.store.registration_list(work.org.clone(), scope.clone(), Some(kind.to_owned())).await?,
+            );
+        }
+        found.sort_by_key(|r| r.id);
+        found.dedup_by_key(|r| r.id);
+        found.retain(|r| event.kind == EventKind::Hook || event.repo.as_deref() == Some(r.repo.as_str()));
+        if found.is_empty() {
+            let note = format!("no registered workflow listens to `{}` events", event.raw_name);
+            return Ok(outcome(work, DeliveryStatus::Processed, &note));
+        }
+        let mut decision = Decision::new(event);
+        for registration in &found {
+            self.consider_registered(work, &mut decision, registration, event).await?;
+        }
+        Ok(self.finish(work, decision, None))
+    }
+
+    async fn consider_registered(
+        &self,
+        work: &Work,
+        decision: &mut Decision,
+        registration: &Registration,
+        event: &Event,
+    ) -> Result<(), Retry> {
+        if !registration.enabled {
+            decision.trace.workflow(left_out(&registration.workflow_name));
+            decision.notes.push(format!("{}: disabled", registration.workflow_name));
+            return Ok(());
+        }
+        let document = self.store.lock_document(registration.lock_digest.clone()).await?;
+        let Some(workflow) = document.and_then(|bytes| serde_json::from_slice::<Workflow>(&bytes).ok()) else {
+            decision.invalid = true;
+            decision.notes.push(format!("{}: its stored lock document is missing", registration.workflow_name));
+            return Ok(());
+        };
+        let Some((open, forge)) = self.owner(decision, registration).await? else { return Ok(()) };
+        // The commit is that of the default branch now; the definition is the registered one.
+        let head = forge.head(&registration.repo, registration.default_branch.as_deref()).await;
+        let sha = match head {
+            Ok(head) => head.sha,
+            Err(error) => {
+                decision.notes.push(format!(
+                    "{}: the head of the default branch is not known ({error}); the registered commit is used",
+                    registration.workflow_name
+                ));
+                registration.sha.clone()
+            }
+        };
+        let git_ref = registration.default_branch.as_ref().map(|branch| format!("refs/heads/{branch}"));
+        let origin = Origin {
+            git_ref: git_ref.as_deref().or(event.git_ref.as_deref()),
+            ..self.origin(work, &open, event, &registration.repo, &sha)
+        };
+        let mut changed = Changed { forge: &*forge, event, files: None };
+        self.consider(decision, origin, &workflow, event, &mut changed).await;
+        Ok(())
+    }
+
+    /// The source that a registration was read from; its credentials fetch the commit. None when it is gone.
+    async fn owner(
+        &self,
+        decision: &mut Decision,
+        registration: &Registration,
+    ) -> Result<Option<(OpenSource, Arc<dyn Forge>)>, Retry> {
+        let stored = self.store.source_by_id(registration.source_id).await?;
+        let open = stored.and_then(|stored| self.sources.open(&stored).ok()).filter(|open| open.enabled);
+        let Some(open) = open else {
+            decision.notes.push(format!("{}: its source was disabled or removed", registration.workflow_name));
+            return Ok(None);
+        };
+        match self.sources.forge(&open) {
+            Ok(forge) => Ok(Some((open, forge))),
+            Err(error) => {
+                decision.notes.push(format!("{}: {error}", registration.workflow_name));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads the default branch of a source's repository and replaces its registrations; returns how many workflows it
+    /// has. Used when a source is added, so that hooks work before the first push.
+    ///
+    /// # Errors
+    /// [`Retry`] when the forge or the database does not answer.
+    pub async fn register_default_branch(&self, source: &OpenSource, repo: &str) -> Result<usize, Retry> {
+        let forge = self.sources.forge(source)?;
+        let head = forge.head(repo, None).await?;
+        let files = forge.workflows_at(repo, &head.sha).await?;
+        let sources: Vec<(String, String)> =
+            files.files.iter().map(|file| (file.path.clone(), file.content.clone())).collect();
+        let compiled = kici_engine::compile::compile_set(&sources);
+        let workflows: Vec<RegisteredWorkflow> =
+            compiled.files.iter().flat_map(|(_, file)| &file.workflows).map(registered).collect();
+        let count = workflows.len();
+        self.store
+            .registrations_replace(RegistrationSet {
+                org: source.source.org.clone(),
+                routing_key: source.source.routing_key(),
+                source_id: source.source.id,
+                repo: repo.to_owned(),
+                sha: head.sha,
+                default_branch: head.branch,
+                workflows,
+            })
+            .await?;
+        Ok(count)
+    }
+}

@@ -1,0 +1,139 @@
+//! From a plan to the rows of a run.
+
+use std::time::Duration;
+
+use kici_engine::event::Event;
+use kici_engine::ids::{DeliveryRowId, IdSource, JobId, RunId, SourceId};
+use kici_engine::lock::Workflow;
+use kici_engine::plan::{Activation, JobPlan, RunPlan, Start, wants_payload};
+use kici_engine::time::{Clock, Ts};
+use kici_store::model::{JobStart, NewJob, NewNeed, NewRun, QueueEntry};
+use serde_json::Value as Json;
+use sha2::{Digest as _, Sha256};
+
+/// Where a run comes from and where its code lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin<'a> {
+    pub org: &'a str,
+    pub source: SourceId,
+    pub repo: &'a str,
+    pub git_ref: Option<&'a str>,
+    pub sha: &'a str,
+    pub delivery: Option<DeliveryRowId>,
+    pub request_id: &'a str,
+    /// Only agents on this machine can fetch the commit.
+    pub machine_id: Option<&'a str>,
+}
+
+/// A stored form of a workflow: JSON and its digest.
+#[derive(Clone, Debug)]
+pub(crate) struct LockForm {
+    pub digest: String,
+    pub json: Vec<u8>,
+}
+
+/// The lock document of a workflow as it is stored.
+pub(crate) fn lock_form(workflow: &Workflow) -> LockForm {
+    // The lock model holds maps with text keys and plain values only, which always serialise.
+    let json = serde_json::to_vec(workflow).unwrap_or_default();
+    LockForm { digest: hex::encode(Sha256::digest(&json)), json }
+}
+
+/// Makes rows out of plans.
+pub(crate) struct RunMaker<'a> {
+    pub clock: &'a dyn Clock,
+    pub ids: &'a dyn IdSource,
+    pub queue_timeout: Option<Duration>,
+}
+
+impl RunMaker<'_> {
+    /// The rows of one run.
+    pub(crate) fn run(
+        &self,
+        id: RunId,
+        origin: Origin<'_>,
+        dedup_key: String,
+        workflow: &Workflow,
+        event: &Event,
+        trigger_kind: &str,
+        plan: RunPlan,
+    ) -> NewRun {
+        let lock = lock_form(workflow);
+        let expires_at = self.queue_timeout.map(|timeout| self.clock.now().plus(timeout));
+        let needs = plan.jobs.iter().flat_map(edges).collect();
+        let jobs = plan.jobs.into_iter().map(|job| self.job(job, origin.machine_id, expires_at)).collect();
+        NewRun {
+            id,
+            org: origin.org.to_owned(),
+            source_id: origin.source,
+            delivery_id: origin.delivery,
+            dedup_key,
+            repo: origin.repo.to_owned(),
+            git_ref: origin.git_ref.map(str::to_owned),
+            sha: origin.sha.to_owned(),
+            workflow_name: workflow.name.clone(),
+            run_name: plan.run_name,
+            lock_digest: lock.digest,
+            lock_json: lock.json,
+            event: stored_event(workflow, event),
+            trigger_kind: trigger_kind.to_owned(),
+            inputs: event.inputs.clone(),
+            request_id: origin.request_id.to_owned(),
+            chain_depth: event.chain_depth,
+            timeout: plan.timeout_ms.map(Duration::from_millis),
+            attempt: 1,
+            parent_run_id: None,
+            jobs,
+            needs,
+        }
+    }
+
+    fn job(&self, job: JobPlan, machine_id: Option<&str>, expires_at: Option<Ts>) -> NewJob {
+        NewJob {
+            id: JobId::mint(self.ids),
+            start: start(job.start, machine_id, expires_at),
+            name: job.name,
+            base_name: job.base_name,
+            // A workflow has at most 256 jobs.
+            job_index: u32::try_from(job.job_index).unwrap_or(u32::MAX),
+            variant_label: job.variant_label,
+            matrix: (!job.matrix.is_empty()).then_some(job.matrix),
+            display_name: job.display_name,
+            max_parallel: job.max_parallel,
+            fail_fast: job.fail_fast,
+            timeout: job.timeout_ms.map(Duration::from_millis),
+        }
+    }
+}
+
+fn edges(job: &JobPlan) -> impl Iterator<Item = NewNeed> + '_ {
+    job.needs.iter().map(|need| NewNeed {
+        job_name: job.name.clone(),
+        upstream: need.job.clone(),
+        run_on: need.run_on.clone(),
+    })
+}
+
+fn start(start: Start, machine_id: Option<&str>, expires_at: Option<Ts>) -> JobStart {
+    match start {
+        Start::AfterNeeds => JobStart::Pending,
+        Start::Now(Activation::Enqueue { selector }) => JobStart::Queued(QueueEntry {
+            selector,
+            requires_machine_id: machine_id.map(str::to_owned),
+            expires_at,
+            priority: 0,
+        }),
+        Start::Now(Activation::Skip { reason }) => JobStart::Skipped { reason },
+        Start::Now(Activation::Fail { reason, message }) => JobStart::Failed { reason, message },
+    }
+}
+
+/// The event as it is kept with the run: its payload only where an expression may look at it, since payloads are large and
+/// the delivery keeps them anyway.
+fn stored_event(workflow: &Workflow, event: &Event) -> Event {
+    let mut kept = event.clone();
+    if !wants_payload(workflow) {
+        kept.payload = Json::Null;
+    }
+    kept
+}

@@ -1,0 +1,249 @@
+//! The worker: takes stored deliveries, has them planned, writes what comes of them.
+//!
+//! Fresh deliveries of this process come through a channel, so that nothing polls on the way. The database is asked when it
+//! signals and every few seconds: it holds what the channel had no room for and what a dead process left behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kici_engine::ids::DeliveryRowId;
+use kici_engine::time::Clock;
+use kici_forge::Headers;
+use kici_store::model::{Delivery, DeliveryOutcome, DeliveryStatus, Processed};
+use kici_store::{Store, StoreError, Topic};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
+
+use crate::planner::{Planner, Retry, Work};
+use crate::sources::{OpenSource, SourceBook};
+
+/// Deliveries that wait in memory; more wait in the database.
+pub const QUEUE: usize = 256;
+/// How often the database is asked without a signal.
+const POLL: Duration = Duration::from_secs(5);
+/// Limit of one attempt; well below the claim's, so that a claim needs no renewal.
+const ATTEMPT: Duration = Duration::from_secs(600);
+const BACKOFF_BASE: Duration = Duration::from_secs(5);
+const BACKOFF_MAX: Duration = Duration::from_secs(300);
+
+/// Told about runs that were created.
+pub trait RunsCreated: Send + Sync {
+    /// The runs of one delivery, with the jobs that are ready.
+    fn created(&self, processed: &Processed);
+}
+
+/// How a worker works.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// Deliveries processed at the same time.
+    pub workers: usize,
+    /// Age at which the claim of a silent process is void.
+    pub claim_timeout: Duration,
+    /// Attempts before a delivery is dead.
+    pub max_attempts: u32,
+}
+
+/// Processes deliveries until it is cancelled.
+pub struct Worker {
+    store: Store,
+    sources: SourceBook,
+    planner: Arc<Planner>,
+    clock: Arc<dyn Clock>,
+    created: Arc<dyn RunsCreated>,
+    config: WorkerConfig,
+}
+
+impl Worker {
+    /// A worker over these parts.
+    pub fn new(
+        store: Store,
+        sources: SourceBook,
+        planner: Arc<Planner>,
+        clock: Arc<dyn Clock>,
+        created: Arc<dyn RunsCreated>,
+        config: WorkerConfig,
+    ) -> Arc<Self> {
+        Arc::new(Self { store, sources, planner, clock, created, config })
+    }
+
+    /// Works until `stop`, then lets what is under way finish on `tasks`.
+    pub async fn run(
+        self: Arc<Self>,
+        mut fresh: mpsc::Receiver<(Work, Arc<OpenSource>)>,
+        stop: CancellationToken,
+        tasks: TaskTracker,
+    ) {
+        let slots = Arc::new(Semaphore::new(self.config.workers));
+        let mut wakeups = self.store.subscribe(|topic| matches!(topic, Topic::Deliveries));
+        let mut poll = tokio::time::interval(POLL);
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let slot = tokio::select! {
+                () = stop.cancelled() => break,
+                slot = Arc::clone(&slots).acquire_owned() => slot,
+            };
+            // The semaphore is never closed.
+            let Ok(slot) = slot else { break };
+            let next = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                next = fresh.recv() => next,
+                _ = wakeups.next() => None,
+                _ = poll.tick() => None,
+            };
+            match next {
+                Some((work, source)) => {
+                    let worker = Arc::clone(&self);
+                    tasks.spawn(async move {
+                        worker.process(work, &source).await;
+                        drop(slot);
+                    });
+                }
+                None => {
+                    drop(slot);
+                    self.take_stored(&slots, &tasks).await;
+                }
+            }
+        }
+    }
+
+    /// Claims and processes what the database holds.
+    async fn take_stored(self: &Arc<Self>, slots: &Arc<Semaphore>, tasks: &TaskTracker) {
+        loop {
+            let free = u32::try_from(slots.available_permits()).unwrap_or(u32::MAX);
+            if free == 0 {
+                return;
+            }
+            let claimed = match self.store.delivery_claim(free, self.config.claim_timeout).await {
+                Ok(claimed) => claimed,
+                Err(error) => {
+                    tracing::warn!(%error, "deliveries cannot be claimed; trying again shortly");
+                    return;
+                }
+            };
+            if claimed.is_empty() {
+                return;
+            }
+            for delivery in claimed {
+                let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return };
+                let worker = Arc::clone(self);
+                tasks.spawn(async move {
+                    worker.process_stored(delivery).await;
+                    drop(slot);
+                });
+            }
+        }
+    }
+
+    async fn process_stored(&self, delivery: Delivery) {
+        let id = delivery.id;
+        match self.load(&delivery).await {
+            Ok(Ok((work, source))) => self.process(work, &source).await,
+            Ok(Err(problem)) => {
+                let outcome = DeliveryOutcome { status: DeliveryStatus::Failed, error: Some(problem), note: None };
+                if let Err(error) = self.store.delivery_finish(id, outcome).await {
+                    tracing::error!(delivery = %id, %error, "a delivery cannot be finished");
+                }
+            }
+            Err(error) => self.retry(id, &error.to_string(), delivery.attempts).await,
+        }
+    }
+
+    /// The work of a stored delivery, or why there is none.
+    async fn load(&self, delivery: &Delivery) -> Result<Result<(Work, OpenSource), String>, StoreError> {
+        let Some(body) = self.store.delivery_body(delivery.id).await? else {
+            return Ok(Err("its body is no longer kept; have the sender send it again".to_owned()));
+        };
+        let Some(stored) = self.store.source_by_id(delivery.source_id).await? else {
+            return Ok(Err("its source is gone".to_owned()));
+        };
+        let source = match self.sources.open(&stored) {
+            Ok(source) => source,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let headers: Headers = serde_json::from_value(body.headers).unwrap_or_default();
+        let work = Work {
+            id: delivery.id,
+            org: delivery.org.clone(),
+            event: delivery.event.clone(),
+            request_id: delivery.request_id.clone(),
+            headers,
+            body: body.body,
+        };
+        Ok(Ok((work, source)))
+    }
+
+    async fn process(&self, work: Work, source: &OpenSource) {
+        let span = tracing::info_span!("delivery", delivery = %work.id, request_id = %work.request_id);
+        self.process_in_span(work, source).instrument(span).await;
+    }
+
+    async fn process_in_span(&self, work: Work, source: &OpenSource) {
+        let attempt = async {
+            let done = self.planner.process(&work, source).await?;
+            let summary = (done.outcome.status, done.outcome.note.clone());
+            let processed = self.store.delivery_process(done).await?;
+            Ok::<_, Retry>((processed, summary))
+        };
+        let failed = match tokio::time::timeout(ATTEMPT, attempt).await {
+            Ok(Ok((processed, (status, note)))) => {
+                metrics::counter!("kici_orch_webhook_deliveries_total", "status" => status.as_str()).increment(1);
+                tracing::info!(%status, runs = processed.runs.len(), note, "delivery processed");
+                self.created.created(&processed);
+                return;
+            }
+            Ok(Err(retry)) => retry.to_string(),
+            Err(_) => "processing took longer than 10 minutes".to_owned(),
+        };
+        metrics::counter!("kici_orch_webhook_pipeline_failures_total", "phase" => "process").increment(1);
+        let attempts = match self.store.delivery_get(work.id).await {
+            Ok(row) => row.map_or(0, |row| row.attempts),
+            Err(_) => 0,
+        };
+        self.retry(work.id, &failed, attempts).await;
+    }
+
+    /// Counts a failed attempt: again later, or dead.
+    async fn retry(&self, id: DeliveryRowId, problem: &str, attempts: u32) {
+        let written = if attempts + 1 >= self.config.max_attempts {
+            let note = Some(format!("gave up after {} attempts", attempts + 1));
+            let outcome = DeliveryOutcome { status: DeliveryStatus::Dead, error: Some(problem.to_owned()), note };
+            tracing::error!(delivery = %id, problem, "delivery is dead; see `kici-admin event dlq list`");
+            self.store.delivery_finish(id, outcome).await
+        } else {
+            let next = self.clock.now().plus(backoff(attempts, id));
+            tracing::warn!(delivery = %id, problem, attempts, "delivery failed, trying again later");
+            self.store.delivery_retry(id, problem.to_owned(), next).await
+        };
+        if let Err(error) = written {
+            // The claim lapses and another attempt is made; nothing is lost.
+            tracing::error!(delivery = %id, %error, "the failure of a delivery cannot be written");
+        }
+    }
+}
+
+/// 5 s doubled per attempt up to 5 min, spread over that time by the id, so that deliveries that failed together do not
+/// come back together.
+fn backoff(attempts: u32, id: DeliveryRowId) -> Duration {
+    let full = BACKOFF_BASE.saturating_mul(1 << attempts.min(10)).min(BACKOFF_MAX);
+    let millis = u64::try_from(full.as_millis()).unwrap_or(u64::MAX);
+    let spread = id.uuid().as_u128() % u128::from(millis.max(1));
+    Duration::from_millis(millis / 2 + u64::try_from(spread / 2).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backoff_grows_to_five_minutes_and_stays_there() {
+        let id = DeliveryRowId::from_uuid("0190aaaa-0000-7000-8000-123456789abc".parse().unwrap());
+        for attempts in 0..40 {
+            let full = (5_000u64 << attempts.min(10)).min(300_000);
+            let wait = u64::try_from(backoff(attempts, id).as_millis()).unwrap();
+            assert!(wait >= full / 2 && wait <= full, "{attempts}: {wait}");
+        }
+    }
+}
