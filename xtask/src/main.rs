@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod dev;
 mod generated;
 mod test;
 mod tidy;
