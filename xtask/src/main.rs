@@ -1,1 +1,60 @@
-fn main() {}
+//! `cargo xtask`: the project's own automation.
+#![forbid(unsafe_code)]
+
+mod ci;
+mod dev;
+mod generated;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask", about = "Automation of the KiCI repository")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Every check and every test, as continuous integration runs them
+    Ci,
+    /// Every test on both databases; as root on Debian it installs what they need
+    Test {
+        /// Arguments for the test runner: a part of a test's name, `-p CRATE`, ...
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Rules that the compiler does not check: licences, crate arrows, migrations, sizes, documentation
+    Tidy,
+    /// Writes the generated files anew
+    Gen,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    match task {
+        Task::Ci => ci::run(&workspace)?,
+        Task::Test { arguments } => test::run(&workspace, &arguments)?,
+        Task::Tidy => tidy::run(&workspace)?,
+        Task::Gen => generated::write(&workspace)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

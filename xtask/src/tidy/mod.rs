@@ -1,0 +1,46 @@
+//! Rules of the house that the compiler does not check. Every rule collects all its findings; a finding names the
+//! place and the remedy.
+
+mod arrows;
+mod documents;
+mod licences;
+mod manifests;
+mod migrations;
+mod sources;
+
+use anyhow::{Result, bail};
+
+use crate::workspace::{Metadata, Workspace};
+
+/// What the rules look at.
+struct Tree<'a> {
+    workspace: &'a Workspace,
+    metadata: Metadata,
+    files: Vec<std::path::PathBuf>,
+}
+
+type Rule = fn(&Tree<'_>) -> Result<Vec<String>>;
+
+const RULES: [(&str, Rule); 6] = [
+    ("licences", licences::check),
+    ("arrows", arrows::check),
+    ("manifests", manifests::check),
+    ("migrations", migrations::check),
+    ("sources", sources::check),
+    ("documents", documents::check),
+];
+
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let tree = Tree { workspace, metadata: workspace.metadata()?, files: workspace.files()? };
+    let mut count = 0;
+    for (name, rule) in RULES {
+        for finding in rule(&tree)? {
+            eprintln!("tidy {name}: {finding}");
+            count += 1;
+        }
+    }
+    if count > 0 {
+        bail!("{count} finding(s)");
+    }
+    Ok(())
+}
