@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kici_engine::ids::{DeliveryRowId, InstanceId};
+use kici_engine::time::Clock;
 use kici_forge::delivery_id::delivery_id;
 use kici_forge::normalise::event_name;
 use kici_forge::verify::{Verified, verify};
@@ -97,6 +98,7 @@ pub struct Inbox {
     store: Store,
     sources: SourceBook,
     instance: InstanceId,
+    clock: Arc<dyn Clock>,
     turns: Semaphore,
     work: mpsc::Sender<(Work, Arc<OpenSource>)>,
 }
@@ -107,10 +109,11 @@ impl Inbox {
         store: Store,
         sources: SourceBook,
         instance: InstanceId,
+        clock: Arc<dyn Clock>,
         max_in_flight: usize,
         work: mpsc::Sender<(Work, Arc<OpenSource>)>,
     ) -> Self {
-        Self { store, sources, instance, turns: Semaphore::new(max_in_flight), work }
+        Self { store, sources, instance, clock, turns: Semaphore::new(max_in_flight), work }
     }
 
     /// Verifies and stores a call.
@@ -155,6 +158,14 @@ impl Inbox {
     async fn keep(&self, call: Call, source: Arc<OpenSource>) -> Result<Accepted, Refusal> {
         let event = event_name(&source.source, &call.headers, &call.body);
         let id = delivery_id(&source.source, &call.headers, &event, &call.body);
+        // A sender without ids: an equal call counts as the same delivery within one window of time only.
+        let delivery = match id.window.map(|window| window.as_micros().max(1)) {
+            None => id.id,
+            Some(window) => {
+                let bucket = u128::try_from(self.clock.now().as_micros()).unwrap_or(0) / window;
+                format!("{}:{bucket}", id.id)
+            }
+        };
         // A place in the worker's queue is taken first: with one, the row is claimed by this process as it is written and
         // nobody else looks at it; without one, whoever has time takes it from the database.
         let place = self.work.try_reserve().ok();
@@ -162,7 +173,7 @@ impl Inbox {
         let new = NewDelivery {
             org: source.source.org.clone(),
             source_id: source.source.id,
-            delivery_id: id.id,
+            delivery_id: delivery,
             event: event.clone(),
             action: None,
             provider: provider(&source.source.config).to_owned(),
@@ -175,7 +186,6 @@ impl Inbox {
             headers: serde_json::to_value(&headers).unwrap_or_default(),
             body: call.body.to_vec(),
             claimed_by: place.as_ref().filter(|_| call.body.len() <= INLINE_BODY).map(|_| self.instance.clone()),
-            window: id.window,
         };
         let inline = new.claimed_by.is_some();
         let row = match self.store.delivery_insert(new).await? {
