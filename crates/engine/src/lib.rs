@@ -16,3 +16,4 @@ pub mod labels;
 pub mod lock;
 pub mod state;
 pub mod time;
+pub mod yaml;
