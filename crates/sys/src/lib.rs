@@ -1,6 +1,9 @@
 //! The operating system: clock and ids, process trees, facts about this host. The only crate that may hold `unsafe`.
 //!
-//! Linux is served fully. Elsewhere the same functions exist and do what POSIX offers; each says so.
+//! Process trees need Linux 5.9 or newer (subreaper, pidfd, `close_range`).
 
 pub mod clock;
+pub mod host;
 pub mod ids;
+#[cfg(target_os = "linux")]
+pub mod process;
