@@ -6,7 +6,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compile;
+pub mod diagnostic;
 pub mod event;
+pub mod expr;
 pub mod ids;
 pub mod jobspec;
 pub mod labels;
