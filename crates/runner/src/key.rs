@@ -1,0 +1,92 @@
+//! Names of a delivery of a job and of its steps.
+
+use std::fmt;
+
+use kici_engine::ids::{JobId, ParseIdError, RunId};
+use kici_protocol::agent::StepKey;
+use kici_protocol::common::JobRef;
+use serde::{Deserialize, Serialize};
+
+/// One delivery of one job to this agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct JobKey {
+    /// The job.
+    pub job: JobId,
+    /// The claim that gave it to this agent; an older one is void.
+    pub epoch: u32,
+    /// The run it belongs to.
+    pub run: RunId,
+}
+
+impl JobKey {
+    /// Its name as a file: `<job uuid>.<epoch>`.
+    pub fn file_name(self) -> String {
+        format!("{}.{}", self.job.uuid(), self.epoch)
+    }
+
+    /// As it stands in frames.
+    pub fn to_ref(self) -> JobRef {
+        JobRef { run_id: self.run.uuid().to_string(), job_id: self.job.uuid().to_string(), dispatch_epoch: self.epoch }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_test(job: u128, epoch: u32) -> Self {
+        Self { job: JobId::from_uuid(uuid::Uuid::from_u128(job)), epoch, run: RunId::from_uuid(uuid::Uuid::from_u128(9)) }
+    }
+}
+
+impl TryFrom<&JobRef> for JobKey {
+    type Error = ParseIdError;
+
+    fn try_from(job: &JobRef) -> Result<Self, ParseIdError> {
+        Ok(Self { job: job.job_id.parse()?, epoch: job.dispatch_epoch, run: job.run_id.parse()? })
+    }
+}
+
+impl fmt::Display for JobKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (epoch {})", self.job, self.epoch)
+    }
+}
+
+/// The key of a step that the workflow wrote.
+pub fn step_key(index: usize) -> StepKey {
+    StepKey { kind: "step".to_owned(), owner_index: i32::try_from(index).unwrap_or(i32::MAX), ordinal: 0 }
+}
+
+/// The key of the checkout, which the job owns.
+pub fn checkout_key() -> StepKey {
+    StepKey { kind: "checkout".to_owned(), owner_index: -1, ordinal: 0 }
+}
+
+/// A step as a file name: `kind-owner-ordinal`, the `:` of a kind as `_`.
+pub fn step_file_name(step: &StepKey) -> String {
+    format!("{}-{}-{}", step.kind.replace(':', "_"), step.owner_index, step.ordinal)
+}
+
+/// The step of a file name that [`step_file_name`] made.
+pub fn parse_step_file_name(name: &str) -> Option<StepKey> {
+    let (rest, ordinal) = name.rsplit_once('-')?;
+    let (kind, owner) = rest.rsplit_once('-')?;
+    let (kind, sign) = kind.strip_suffix('-').map_or((kind, 1), |kind| (kind, -1));
+    Some(StepKey {
+        kind: kind.replace('_', ":"),
+        owner_index: sign * owner.parse::<i32>().ok()?,
+        ordinal: ordinal.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_file_names_round_trip() {
+        let hook = StepKey { kind: "hook:cleanup".to_owned(), owner_index: 2, ordinal: 1 };
+        for (key, name) in [(step_key(3), "step-3-0"), (checkout_key(), "checkout--1-0"), (hook, "hook_cleanup-2-1")] {
+            assert_eq!(step_file_name(&key), name);
+            assert_eq!(parse_step_file_name(name), Some(key));
+        }
+        assert_eq!(parse_step_file_name("journal"), None);
+    }
+}

@@ -1,0 +1,117 @@
+use super::*;
+use crate::key::{checkout_key, step_key};
+use crate::lines::Lines;
+use kici_engine::time::Ts;
+
+const AT: Ts = Ts::from_micros(5);
+const WIDE: Limits = Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX };
+
+fn lines(text: &str) -> Lines {
+    let mut lines = Lines::default();
+    text.lines().for_each(|line| lines.say(AT, line));
+    lines
+}
+
+/// Sends everything there is and acknowledges it; what was sent, by step.
+fn drain(spool: &Spool) -> Vec<(String, String)> {
+    let mut sent: Vec<(String, String)> = Vec::new();
+    loop {
+        match spool.next(16, u64::MAX).expect("readable") {
+            Next::Data(key, offset, bytes) => {
+                spool.ack(&key, offset + bytes.len() as u64, false);
+                let text = String::from_utf8(bytes).expect("text");
+                match sent.iter_mut().find(|(k, _)| *k == key.kind) {
+                    Some((_, all)) => all.push_str(&text),
+                    None => sent.push((key.kind, text)),
+                }
+            }
+            Next::Seal(key, seal) => spool.ack(&key, seal.offset, true),
+            Next::Wait | Next::Done => return sent,
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_written_is_sent_once_and_in_order() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let spool = Spool::create(&dir.path().join("s"), WIDE).expect("made");
+    let mut checkout = spool.open(&checkout_key()).expect("opened");
+    let mut step = spool.open(&step_key(0)).expect("opened");
+    checkout.append(&lines("c")).await.expect("written");
+    step.append(&lines("one\ntwo")).await.expect("written");
+    assert_eq!(drain(&spool), [("checkout".into(), "5 m c\n".into()), ("step".into(), "5 m one\n5 m two\n".into())]);
+    step.append(&lines("three")).await.expect("written");
+    assert_eq!(step.close(AT).await.expect("closed").lines, 3);
+    checkout.close(AT).await.expect("closed");
+    assert_eq!(drain(&spool), [("step".into(), "5 m three\n".into())]);
+    spool.close();
+    assert!(matches!(spool.next(16, u64::MAX), Ok(Next::Done)));
+}
+
+#[tokio::test]
+async fn a_new_upload_starts_at_what_was_acknowledged() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let spool = Spool::create(&dir.path().join("s"), WIDE).expect("made");
+    let mut step = spool.open(&step_key(0)).expect("opened");
+    step.append(&lines("a\nb\nc")).await.expect("written");
+    assert!(matches!(spool.next(1 << 20, u64::MAX), Ok(Next::Data(_, 0, bytes)) if bytes.len() == 18));
+    spool.ack(&step_key(0), 6, false);
+    spool.rewind();
+    assert!(matches!(spool.next(1 << 20, u64::MAX), Ok(Next::Data(_, 6, bytes)) if bytes.len() == 12));
+    spool.ack(&step_key(0), 0, false);
+    assert!(matches!(spool.next(1 << 20, 1), Ok(Next::Data(_, 0, _))), "it lost bytes and gets them again");
+    assert!(matches!(spool.next(1 << 20, 1), Ok(Next::Wait)), "the window is used up");
+}
+
+#[tokio::test]
+async fn over_the_limit_the_head_and_the_newest_lines_stay() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let limits = Limits { max_step_bytes: 2_000, ..WIDE };
+    let spool = Spool::create(&dir.path().join("s"), limits).expect("made");
+    let mut step = spool.open(&step_key(0)).expect("opened");
+    for n in 0..1_000 {
+        step.append(&lines(&format!("line {n}"))).await.expect("written");
+    }
+    let seal = step.close(AT).await.expect("closed");
+    let (_, text) = drain(&spool).remove(0);
+    assert!(text.starts_with("5 m line 0\n") && text.ends_with("5 m line 999\n"), "{text}");
+    let marker = text.lines().find(|line| line.contains("left out")).expect("a marker");
+    assert!(marker.contains(&format!("{} lines, {} bytes", seal.missing_lines, seal.missing_bytes)), "{marker}");
+    assert_eq!(text.lines().count() as u64, seal.lines);
+    assert_eq!(seal.lines - 1 + seal.missing_lines, 1_000);
+    assert!(seal.offset <= 2_100, "{}", seal.offset);
+}
+
+#[tokio::test(start_paused = true)]
+async fn writers_wait_for_acknowledgements() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let limits = Limits { max_unacked_bytes: 6, ..WIDE };
+    let spool = Spool::create(&dir.path().join("s"), limits).expect("made");
+    let mut step = spool.open(&step_key(0)).expect("opened");
+    step.append(&lines("a")).await.expect("written");
+    let more = lines("b");
+    let blocked = tokio::time::timeout(std::time::Duration::from_secs(60), step.append(&more)).await;
+    assert!(blocked.is_err());
+    let (written, ()) = tokio::join!(step.append(&more), async { spool.ack(&step_key(0), 6, false) });
+    written.expect("written");
+    assert_eq!(spool.total_bytes(), 12);
+}
+
+#[tokio::test]
+async fn what_a_dead_process_left_is_ended_at_a_whole_line() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    {
+        let spool = Spool::create(&path, WIDE).expect("made");
+        let mut step = spool.open(&step_key(0)).expect("opened");
+        step.append(&lines("a\nb")).await.expect("written");
+    }
+    use std::io::Write as _;
+    let mut file = File::options().append(true).open(path.join("step-0-0")).expect("there");
+    file.write_all(b"5 o torn").expect("written");
+    let spool = Spool::recover(&path, WIDE).expect("recovered");
+    assert_eq!(drain(&spool), [("step".into(), "5 m a\n5 m b\n".into())]);
+    assert!(matches!(spool.next(16, u64::MAX), Ok(Next::Done)));
+    spool.delete();
+    assert!(!path.exists());
+}

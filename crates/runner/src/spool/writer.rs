@@ -1,0 +1,240 @@
+//! Writing the log of one step: the head goes out live; beyond the limit the newest lines wait in a ring of files and follow a
+//! marker when the step ends.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kici_engine::time::Ts;
+
+use super::{Seal, Spool};
+use crate::lines::Lines;
+
+/// A full disk is tried again after this long.
+const DISK_RETRY: Duration = Duration::from_secs(1);
+/// Files that the newest half is kept in; the oldest goes as a whole.
+const SEGMENTS: u64 = 16;
+
+/// The writing end of the log of one step.
+#[derive(Debug)]
+pub struct StepLog {
+    spool: Arc<Spool>,
+    index: usize,
+    file: Arc<File>,
+    path: PathBuf,
+    written: u64,
+    lines: u64,
+    tail: Option<Tail>,
+}
+
+#[derive(Debug)]
+struct Tail {
+    segments: VecDeque<Segment>,
+    made: u64,
+    dropped_bytes: u64,
+    dropped_lines: u64,
+}
+
+#[derive(Debug)]
+struct Segment {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    lines: u64,
+}
+
+impl StepLog {
+    pub(super) fn new(spool: Arc<Spool>, index: usize, file: Arc<File>, path: PathBuf) -> Self {
+        Self { spool, index, file, path, written: 0, lines: 0, tail: None }
+    }
+
+    /// Appends finished lines. Waits while too much is unacknowledged or the disk is full: nothing is dropped for that.
+    ///
+    /// # Errors
+    /// When the file cannot be written for another reason than a full disk.
+    pub async fn append(&mut self, lines: &Lines) -> io::Result<()> {
+        let half = self.spool.limits.max_step_bytes / 2;
+        let mut rest = lines.bytes.as_slice();
+        let mut count = lines.count;
+        if self.tail.is_none() {
+            let fits = if half == 0 { rest.len() } else { whole_lines(rest, half.saturating_sub(self.written)) };
+            let (head, over) = rest.split_at(fits);
+            let head_lines = if over.is_empty() { count } else { newlines(head) };
+            self.wait_for_room().await;
+            self.write(head).await?;
+            self.lines += head_lines;
+            (rest, count) = (over, count - head_lines);
+        }
+        if !rest.is_empty() {
+            self.keep(rest, count, half).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the log: what waited follows the marker, and the stream is sealed.
+    ///
+    /// # Errors
+    /// When the rest cannot be written.
+    pub async fn close(mut self, at: Ts) -> io::Result<Seal> {
+        let mut seal = Seal::default();
+        if let Some(mut tail) = self.tail.take() {
+            (seal.missing_bytes, seal.missing_lines) = (tail.dropped_bytes, tail.dropped_lines);
+            if tail.dropped_lines > 0 {
+                let mut marker = Lines::default();
+                let (bytes, lines) = (tail.dropped_bytes, tail.dropped_lines);
+                marker.say(at, &format!("[{lines} lines, {bytes} bytes left out: the log is over its limit]"));
+                self.write(&marker.bytes).await?;
+                self.lines += 1;
+            }
+            while let Some(segment) = tail.segments.pop_front() {
+                self.copy(&segment).await?;
+                self.lines += segment.lines;
+                std::fs::remove_file(&segment.path)?;
+            }
+        }
+        (seal.offset, seal.lines) = (self.written, self.lines);
+        std::fs::write(seal_path(&self.path), serde_json::to_vec(&seal)?)?;
+        self.spool.lock().steps[self.index].seal = Some(seal);
+        self.spool.more.notify_one();
+        Ok(seal)
+    }
+
+    async fn wait_for_room(&self) {
+        loop {
+            let room = self.spool.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            if self.spool.unacked() < self.spool.limits.max_unacked_bytes {
+                return;
+            }
+            room.await;
+        }
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match (&*self.file).write(&bytes[done..]) {
+                Ok(n) => done += n,
+                Err(error) => self.spool.ride_out(error).await?,
+            }
+        }
+        if !bytes.is_empty() {
+            self.written += bytes.len() as u64;
+            self.spool.lock().steps[self.index].written = self.written;
+            self.spool.more.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Adds to the newest half and lets go of its oldest part.
+    async fn keep(&mut self, bytes: &[u8], lines: u64, half: u64) -> io::Result<()> {
+        let tail = self.tail.get_or_insert_with(|| Tail {
+            segments: VecDeque::new(),
+            made: 0,
+            dropped_bytes: 0,
+            dropped_lines: 0,
+        });
+        let full = tail.segments.back().is_none_or(|last| last.bytes >= half / SEGMENTS);
+        if full {
+            let path = self.path.with_extension(format!("tail{}", tail.made));
+            let file = File::options().read(true).append(true).create_new(true).open(&path)?;
+            tail.made += 1;
+            tail.segments.push_back(Segment { file, path, bytes: 0, lines: 0 });
+        }
+        if let Some(last) = tail.segments.back_mut() {
+            let mut done = 0;
+            while done < bytes.len() {
+                match last.file.write(&bytes[done..]) {
+                    Ok(n) => done += n,
+                    Err(error) => self.spool.ride_out(error).await?,
+                }
+            }
+            last.bytes += bytes.len() as u64;
+            last.lines += lines;
+        }
+        while tail.segments.len() > 1 && tail.segments.iter().map(|s| s.bytes).sum::<u64>() > half {
+            if let Some(oldest) = tail.segments.pop_front() {
+                tail.dropped_bytes += oldest.bytes;
+                tail.dropped_lines += oldest.lines;
+                std::fs::remove_file(&oldest.path)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy(&mut self, segment: &Segment) -> io::Result<()> {
+        let mut from = File::open(&segment.path)?;
+        let mut buffer = vec![0; 256 * 1024];
+        loop {
+            let n = from.read(&mut buffer)?;
+            if n == 0 {
+                return Ok(());
+            }
+            self.write(&buffer[..n]).await?;
+        }
+    }
+}
+
+impl Spool {
+    /// Waits out a full disk; any other error is returned.
+    async fn ride_out(&self, error: io::Error) -> io::Result<()> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                if !std::mem::replace(&mut self.lock().disk_full, true) {
+                    tracing::error!(dir = %self.dir.display(), "the disk is full: commands are paused until there is room");
+                }
+                tokio::time::sleep(DISK_RETRY).await;
+                self.lock().disk_full = false;
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+}
+
+/// The stream that an earlier process left, ended as it wrote down or else at its last whole line.
+pub(super) fn recover(path: &Path) -> io::Result<(Arc<File>, Seal)> {
+    let mut file = File::options().read(true).write(true).open(path)?;
+    if let Some(seal) = std::fs::read(seal_path(path)).ok().and_then(|text| serde_json::from_slice(&text).ok()) {
+        return Ok((Arc::new(file), seal));
+    }
+    let mut seal = Seal::default();
+    let mut at = 0;
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let n = file.read(&mut buffer)?;
+        if n == 0 {
+            break;
+        }
+        if let Some(end) = buffer[..n].iter().rposition(|b| *b == b'\n') {
+            seal.offset = at + end as u64 + 1;
+        }
+        seal.lines += newlines(&buffer[..n]);
+        at += n as u64;
+    }
+    file.set_len(seal.offset)?;
+    std::fs::write(seal_path(path), serde_json::to_vec(&seal)?)?;
+    Ok((Arc::new(file), seal))
+}
+
+fn seal_path(path: &Path) -> PathBuf {
+    path.with_extension("seal")
+}
+
+fn newlines(bytes: &[u8]) -> u64 {
+    bytes.iter().filter(|b| **b == b'\n').count() as u64
+}
+
+/// How many of the first `limit` bytes are whole lines.
+fn whole_lines(bytes: &[u8], limit: u64) -> usize {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    if bytes.len() <= limit {
+        return bytes.len();
+    }
+    bytes[..limit].iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1)
+}
