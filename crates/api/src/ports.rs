@@ -1,0 +1,337 @@
+//! What the router needs from the program that mounts it: one trait per resource.
+//!
+//! Every method returns the answer's document or the [`Problem`] that the caller sees. Implementations apply the caller's
+//! scope ([`Caller::routing_key`]): rows of other sources do not exist for a scoped token (404, never 403). Permissions
+//! have been checked by the router. Faults that are not the caller's are logged by the implementation and answered with
+//! [`Problem::internal`] or [`Problem::unavailable`].
+
+use async_trait::async_trait;
+use kici_access::{Actor, Role};
+use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, TokenId};
+use secrecy::SecretString;
+
+use crate::dto::access_log::{AccessFilter, AccessView};
+use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
+use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
+use crate::dto::logs::LogRange;
+use crate::dto::queue::{QueueEntry, QueueExplanation, QueueFilter};
+use crate::dto::runs::{
+    CancelAccepted, CancelRun, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
+};
+use crate::dto::sources::{AddSource, DeliveryAccepted, SourceView, TriggerSource};
+use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, Ready};
+use crate::dto::tokens::{
+    AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
+};
+use crate::live::Hub;
+use crate::page::{PageRequest, Slice};
+use crate::problem::Problem;
+
+/// What a port returns.
+pub type Answer<T> = Result<T, Problem>;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The subject, for audit columns.
+    pub actor: Actor,
+    /// What it may do.
+    pub role: Role,
+    /// When set, only this source's runs, events and registrations exist for the caller.
+    pub routing_key: Option<String>,
+    /// The request's id.
+    pub request_id: String,
+}
+
+impl Caller {
+    /// True when a row with `routing_key` lies in the caller's scope.
+    pub fn sees(&self, routing_key: &str) -> bool {
+        self.routing_key.as_deref().is_none_or(|scope| scope == routing_key)
+    }
+}
+
+/// The subject behind a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal {
+    /// The subject.
+    pub actor: Actor,
+    /// What it may do.
+    pub role: Role,
+    /// See [`Caller::routing_key`].
+    pub routing_key: Option<String>,
+}
+
+/// Looks tokens up.
+#[async_trait]
+pub trait Authenticator: Send + Sync {
+    /// The subject of an admin token that parses; `None` when it is unknown, expired or revoked.
+    ///
+    /// # Errors
+    /// `auth.unavailable` when it cannot be decided now. Never "not found" in that case: callers would take an outage for
+    /// a bad token.
+    async fn authenticate(&self, token: &SecretString) -> Answer<Option<Principal>>;
+}
+
+/// A job of a run, as a caller names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobRef {
+    /// By id.
+    Id(JobId),
+    /// By its name in the run, matrix values included.
+    Name(String),
+}
+
+/// A step of a job, as a caller names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepRef {
+    /// By its place in the job, from 0.
+    Ordinal(u32),
+    /// By its key.
+    Key(String),
+}
+
+/// A range of one step's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogRequest {
+    /// The run.
+    pub run: RunId,
+    /// The job.
+    pub job: JobRef,
+    /// The hand-over; the latest when none.
+    pub epoch: Option<u32>,
+    /// The step.
+    pub step: StepRef,
+    /// First line, from 0.
+    pub from_seq: u64,
+    /// Most lines, at least 1.
+    pub limit: u32,
+}
+
+/// Runs, jobs, steps and logs.
+#[async_trait]
+pub trait Runs: Send + Sync {
+    /// Runs, newest first.
+    async fn list(&self, caller: &Caller, filter: &RunFilter, page: PageRequest) -> Answer<Slice<RunView>>;
+
+    /// One run with its jobs.
+    async fn get(&self, caller: &Caller, run: RunId) -> Answer<RunDetail>;
+
+    /// The jobs of a run in the order of the workflow.
+    async fn jobs(&self, caller: &Caller, run: RunId) -> Answer<Vec<JobView>>;
+
+    /// The steps of a run's jobs at their latest epoch, by job and ordinal; of one job when named.
+    async fn steps(&self, caller: &Caller, run: RunId, job: Option<&JobRef>) -> Answer<Vec<StepView>>;
+
+    /// A range of lines. A `from_seq` beyond the end is an empty range. `complete` is true when the range reaches the end
+    /// of a log to which nothing will be added: its step or job is terminal and what the agent holds has arrived or is
+    /// given up.
+    async fn logs(&self, caller: &Caller, request: &LogRequest) -> Answer<LogRange>;
+
+    /// Cancels. 409 `run.terminal` when it has ended.
+    async fn cancel(&self, caller: &Caller, run: RunId, request: CancelRun) -> Answer<CancelAccepted>;
+
+    /// Repeats an ended run with the same commit, lock document and inputs. 409 `run.active` when it has not ended.
+    async fn rerun(&self, caller: &Caller, run: RunId, request: RerunRun, key: Option<&str>) -> Answer<RunAccepted>;
+
+    /// Starts a workflow by hand. The same `key` within 24 h gives the same run.
+    async fn trigger(&self, caller: &Caller, request: &TriggerRun, key: Option<&str>) -> Answer<RunAccepted>;
+}
+
+/// Sources.
+#[async_trait]
+pub trait Sources: Send + Sync {
+    /// All sources, by name.
+    async fn list(&self, caller: &Caller) -> Answer<Vec<SourceView>>;
+
+    /// One source by name or id.
+    async fn get(&self, caller: &Caller, name: &str) -> Answer<SourceView>;
+
+    /// Adds one; 409 `exists` when the name is taken.
+    async fn add(&self, caller: &Caller, request: &AddSource) -> Answer<SourceView>;
+
+    /// Removes one; its runs and events stay.
+    async fn remove(&self, caller: &Caller, name: &str) -> Answer<()>;
+
+    /// Enables or disables one; doing so twice is no error.
+    async fn set_enabled(&self, caller: &Caller, name: &str, enabled: bool) -> Answer<SourceView>;
+
+    /// Stores a push event for a ref, as if the forge had sent it.
+    async fn trigger(&self, caller: &Caller, name: &str, request: &TriggerSource) -> Answer<DeliveryAccepted>;
+}
+
+/// Tokens of agents.
+#[async_trait]
+pub trait AgentTokens: Send + Sync {
+    /// Makes one.
+    async fn create(&self, caller: &Caller, request: &CreateAgentToken) -> Answer<TokenCreated>;
+
+    /// All of them, newest first, of one `agent_type` (`static`, `ephemeral`) when named.
+    async fn list(&self, caller: &Caller, agent_type: Option<&str>) -> Answer<Vec<AgentTokenView>>;
+
+    /// Revokes one and closes its sessions; 404 when unknown or revoked already.
+    async fn revoke(&self, caller: &Caller, id: TokenId) -> Answer<TokenRevoked>;
+}
+
+/// Tokens of operators.
+#[async_trait]
+pub trait AdminTokens: Send + Sync {
+    /// Makes one.
+    async fn create(&self, caller: &Caller, request: &CreateAdminToken) -> Answer<TokenCreated>;
+
+    /// All of them, newest first.
+    async fn list(&self, caller: &Caller) -> Answer<Vec<AdminTokenView>>;
+
+    /// Revokes one; 404 when unknown or revoked already.
+    async fn revoke(&self, caller: &Caller, id: TokenId) -> Answer<TokenRevoked>;
+}
+
+/// Agents.
+#[async_trait]
+pub trait Agents: Send + Sync {
+    /// Connected and known agents, by id.
+    async fn list(&self, caller: &Caller, filter: &AgentFilter) -> Answer<Vec<AgentView>>;
+
+    /// Starts or ends the drain of one.
+    async fn drain(&self, caller: &Caller, id: &AgentId, request: &DrainAgent) -> Answer<AgentView>;
+}
+
+/// The event log and the dead letters.
+#[async_trait]
+pub trait Events: Send + Sync {
+    /// Deliveries, newest first.
+    async fn list(&self, caller: &Caller, filter: &DeliveryFilter, page: PageRequest) -> Answer<Slice<DeliveryView>>;
+
+    /// One delivery.
+    async fn get(&self, caller: &Caller, id: DeliveryRowId) -> Answer<DeliveryView>;
+
+    /// Its body; 410 `gone` when it is not kept any more.
+    async fn payload(&self, caller: &Caller, id: DeliveryRowId) -> Answer<Payload>;
+
+    /// How it was decided.
+    async fn explain(&self, caller: &Caller, id: DeliveryRowId) -> Answer<Explanation>;
+
+    /// Works on its body again under a new row `replay:{id}:{n}`; 410 `gone` without a body.
+    async fn redeliver(&self, caller: &Caller, id: DeliveryRowId) -> Answer<DeliveryAccepted>;
+
+    /// Dead letters, newest first.
+    async fn dlq_list(&self, caller: &Caller, page: PageRequest) -> Answer<Slice<DeliveryView>>;
+
+    /// How many there are.
+    async fn dlq_count(&self, caller: &Caller) -> Answer<u64>;
+
+    /// Tries one again from attempt 0; 409 `event_dlq.not_dead` when it is none.
+    async fn dlq_retry(&self, caller: &Caller, id: DeliveryRowId) -> Answer<DeliveryAccepted>;
+
+    /// Gives one up; 409 `event_dlq.not_dead` when it is none.
+    async fn dlq_discard(&self, caller: &Caller, id: DeliveryRowId, reason: &str) -> Answer<()>;
+}
+
+/// The dispatch queue.
+#[async_trait]
+pub trait Queue: Send + Sync {
+    /// Rows, newest first.
+    async fn list(&self, caller: &Caller, filter: &QueueFilter, page: PageRequest) -> Answer<Slice<QueueEntry>>;
+
+    /// One row.
+    async fn get(&self, caller: &Caller, job: JobId) -> Answer<QueueEntry>;
+
+    /// Why a job waits, agent by agent.
+    async fn explain(&self, caller: &Caller, job: JobId) -> Answer<QueueExplanation>;
+}
+
+/// The node itself.
+#[async_trait]
+pub trait System: Send + Sync {
+    /// The process answers. No I/O.
+    fn health(&self) -> Health;
+
+    /// Whether it can work; waits at most 2 s for the database.
+    async fn ready(&self) -> Ready;
+
+    /// What this server can do. No I/O.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The metrics in Prometheus text format.
+    fn metrics(&self) -> String;
+
+    /// Whether it drains.
+    async fn drain_state(&self, caller: &Caller) -> Answer<DrainState>;
+
+    /// Starts or ends the drain; doing so twice is no error.
+    async fn drain(&self, caller: &Caller, request: &Drain) -> Answer<DrainState>;
+
+    /// Runs the checks, each for at most 5 s.
+    async fn diagnose(&self, caller: &Caller) -> Answer<Diagnosis>;
+}
+
+/// One request for the access log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessRecord {
+    /// Who.
+    pub actor: Actor,
+    /// What, for instance `run.cancel`.
+    pub action: &'static str,
+    /// Through the CLI, or through anything else.
+    pub from_cli: bool,
+    /// What came of it.
+    pub outcome: AccessOutcome,
+    /// Kind of the thing it was done to.
+    pub target_type: Option<&'static str>,
+    /// That thing: an id or a name from the path.
+    pub target_id: Option<String>,
+    /// The request.
+    pub request_id: String,
+    /// The caller's scope.
+    pub routing_key: Option<String>,
+    /// The problem's detail, when there was one.
+    pub error: Option<String>,
+}
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessOutcome {
+    /// It was done.
+    Allowed,
+    /// A permission was missing.
+    Denied,
+    /// It was refused for another reason, or failed.
+    Error,
+}
+
+/// The access log.
+#[async_trait]
+pub trait AccessLog: Send + Sync {
+    /// Takes an entry. Never blocks and never fails the request: the implementation decides what is kept
+    /// (operations 3.11), writes in batches and counts what it drops.
+    fn record(&self, record: AccessRecord);
+
+    /// Entries, newest first.
+    async fn list(&self, caller: &Caller, filter: &AccessFilter, page: PageRequest) -> Answer<Slice<AccessView>>;
+}
+
+/// All ports, as the router holds them.
+#[derive(Clone)]
+pub struct Ports {
+    /// Looks tokens up.
+    pub auth: std::sync::Arc<dyn Authenticator>,
+    /// Runs, jobs, steps and logs.
+    pub runs: std::sync::Arc<dyn Runs>,
+    /// Sources.
+    pub sources: std::sync::Arc<dyn Sources>,
+    /// Tokens of agents.
+    pub agent_tokens: std::sync::Arc<dyn AgentTokens>,
+    /// Tokens of operators.
+    pub admin_tokens: std::sync::Arc<dyn AdminTokens>,
+    /// Agents.
+    pub agents: std::sync::Arc<dyn Agents>,
+    /// The event log and the dead letters.
+    pub events: std::sync::Arc<dyn Events>,
+    /// The dispatch queue.
+    pub queue: std::sync::Arc<dyn Queue>,
+    /// The node itself.
+    pub system: std::sync::Arc<dyn System>,
+    /// The access log.
+    pub access_log: std::sync::Arc<dyn AccessLog>,
+    /// Live changes: the program publishes, the router subscribes.
+    pub live: std::sync::Arc<Hub>,
+}
