@@ -3,6 +3,17 @@
 
 #![forbid(unsafe_code)]
 
+mod adapters;
+mod clones;
 pub mod config;
 pub mod data_dir;
-pub mod logs;
+mod grpc;
+mod intake;
+mod logs;
+mod payloads;
+mod reconcilers;
+mod sealing;
+mod server;
+mod start;
+
+pub use start::{Orchestrator, StartError, Surroundings};

@@ -1,0 +1,24 @@
+//! The ports of the API, implemented over store, planner, dispatcher and logs.
+
+mod access;
+mod announce;
+mod events;
+mod fault;
+mod fleet;
+mod runs;
+mod sources;
+mod system;
+mod tokens;
+mod views;
+
+pub(crate) use access::AccessBook;
+pub(crate) use announce::{Announcer, LiveChanges};
+pub(crate) use events::EventBook;
+pub(crate) use fleet::Fleet;
+pub(crate) use runs::RunBook;
+pub(crate) use sources::SourceShelf;
+pub(crate) use system::Node;
+pub(crate) use tokens::{AgentTokenBook, Tokens};
+
+/// The one organisation that exists; leaving it out means it.
+pub(crate) const DEFAULT_ORG: &str = "default";

@@ -1,0 +1,221 @@
+//! Tokens: who a caller is, and making and revoking tokens of agents and operators.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kici_access::{Actor, ActorType, Role, Token, TokenKind};
+use kici_api::dto::SecretText;
+use kici_api::dto::tokens::{
+    AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
+};
+use kici_api::ports::{AdminTokens, AgentTokens, Answer, Authenticator, Caller, Principal};
+use kici_api::problem::{Code, Problem};
+use kici_engine::ids::TokenId;
+use kici_engine::labels::CanonicalLabel;
+use kici_engine::time::{Clock, Ts};
+use kici_store::{Store, model};
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::fault;
+
+/// Longest life of a token that ends.
+const MAX_LIFE: u64 = 10 * 365 * 86_400;
+
+/// Tokens over the store.
+pub(crate) struct Tokens {
+    pub(crate) store: Store,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl Tokens {
+    fn expiry(&self, seconds: Option<u64>) -> Answer<Option<Ts>> {
+        match seconds {
+            Some(0) => Err(Problem::rejected("expires_in_s", "must be at least 1; leave it out for a token without end")),
+            Some(s) if s > MAX_LIFE => Err(Problem::rejected("expires_in_s", format!("must be at most {MAX_LIFE}"))),
+            seconds => Ok(seconds.map(|s| self.clock.now().plus(Duration::from_secs(s)))),
+        }
+    }
+}
+
+/// A token from the system's randomness.
+fn fresh(kind: TokenKind) -> Answer<Token> {
+    Token::generate(kind, getrandom::fill).map_err(|error| {
+        tracing::error!(%error, "the system gives no randomness");
+        Problem::internal()
+    })
+}
+
+fn alive(expires_at: Option<Ts>, revoked_at: Option<Ts>, now: Ts) -> bool {
+    revoked_at.is_none() && expires_at.is_none_or(|at| at > now)
+}
+
+/// The role as the store writes it.
+fn stored_role(role: Role) -> model::Role {
+    match role {
+        Role::Owner => model::Role::Owner,
+        Role::Admin => model::Role::Admin,
+        Role::Auditor => model::Role::Auditor,
+    }
+}
+
+/// The role as the rules of access know it.
+fn access_role(role: model::Role) -> Role {
+    match role {
+        model::Role::Owner => Role::Owner,
+        model::Role::Admin => Role::Admin,
+        model::Role::Auditor => Role::Auditor,
+    }
+}
+
+#[async_trait]
+impl Authenticator for Tokens {
+    async fn authenticate(&self, token: &SecretString) -> Answer<Option<Principal>> {
+        let Some(token) = Token::parse(token.expose_secret()).ok().filter(|token| token.kind() == TokenKind::Admin) else {
+            return Ok(None);
+        };
+        let found = self.store.admin_token_by_hash(token.hash()).await.map_err(|error| {
+            tracing::warn!(%error, "a token cannot be looked up");
+            Problem::new(Code::AuthUnavailable, "the token cannot be checked now; try again")
+        })?;
+        let now = self.clock.now();
+        let found = found.filter(|token| alive(token.expires_at, token.revoked_at, now));
+        Ok(found.map(|token| Principal {
+            actor: Actor::new(ActorType::ApiKey, token.id.to_string()),
+            role: access_role(token.role),
+            routing_key: token.routing_key,
+        }))
+    }
+}
+
+#[async_trait]
+impl AdminTokens for Tokens {
+    async fn create(&self, caller: &Caller, request: &CreateAdminToken) -> Answer<TokenCreated> {
+        let label = request.label.trim();
+        if label.is_empty() || label.chars().count() > 100 {
+            return Err(Problem::rejected("label", "must have 1 to 100 characters"));
+        }
+        let token = fresh(TokenKind::Admin)?;
+        let new = model::NewAdminToken {
+            token_hash: token.hash(),
+            token_prefix: token.display_prefix().to_owned(),
+            label: label.to_owned(),
+            role: stored_role(request.role),
+            routing_key: request.routing_key.clone(),
+            created_by: caller.actor.to_string(),
+            expires_at: self.expiry(request.expires_in_s)?,
+        };
+        let stored = self.store.admin_token_create(new).await.map_err(fault::store)?;
+        Ok(TokenCreated { id: stored.id, token: SecretText::new(token.secret().expose_secret()), prefix: stored.token_prefix })
+    }
+
+    async fn list(&self, _caller: &Caller) -> Answer<Vec<AdminTokenView>> {
+        let tokens = self.store.admin_token_list().await.map_err(fault::store)?;
+        Ok(tokens
+            .into_iter()
+            .map(|token| AdminTokenView {
+                id: token.id,
+                label: token.label,
+                prefix: token.token_prefix,
+                role: access_role(token.role),
+                routing_key: token.routing_key,
+                created_by: token.created_by,
+                created_at: token.created_at,
+                last_used_at: token.last_used_at,
+                expires_at: token.expires_at,
+                revoked_at: token.revoked_at,
+            })
+            .collect())
+    }
+
+    async fn revoke(&self, _caller: &Caller, id: TokenId) -> Answer<TokenRevoked> {
+        match self.store.admin_token_revoke(id).await.map_err(fault::store)? {
+            true => Ok(TokenRevoked { revoked: true, sessions_closed: 0, peers_notified: 0 }),
+            false => Err(Problem::not_found(format!("token {id}, or it is revoked already: it"))),
+        }
+    }
+}
+
+/// Tokens of agents; revoking one closes its sessions.
+pub(crate) struct AgentTokenBook {
+    pub(crate) tokens: Tokens,
+    pub(crate) dispatcher: Arc<kici_dispatch::Dispatcher>,
+}
+
+/// Labels of a token, canonical; what is wrong is named with its place.
+fn labels(field: &str, texts: &[String]) -> Answer<Vec<String>> {
+    texts
+        .iter()
+        .enumerate()
+        .map(|(at, text)| {
+            CanonicalLabel::parse_user(text)
+                .map(|label| label.as_str().to_owned())
+                .map_err(|error| Problem::rejected(format!("{field}[{at}]"), error.to_string()))
+        })
+        .collect()
+}
+
+#[async_trait]
+impl AgentTokens for AgentTokenBook {
+    async fn create(&self, caller: &Caller, request: &CreateAgentToken) -> Answer<TokenCreated> {
+        let mandatory = labels("mandatory_labels", &request.mandatory_labels)?;
+        let mut scope = request.labels.as_deref().map(|texts| labels("labels", texts)).transpose()?;
+        if let Some(scope) = &mut scope {
+            // A token must be able to grant what it demands.
+            scope.extend(mandatory.iter().cloned());
+            if request.privileged_root {
+                scope.push("kici:privileged:root".to_owned());
+            }
+            scope.sort_unstable();
+            scope.dedup();
+        }
+        let token = fresh(TokenKind::Agent)?;
+        let new = model::NewAgentToken {
+            token_hash: token.hash(),
+            token_prefix: token.display_prefix().to_owned(),
+            label: request.note.clone(),
+            labels: scope,
+            mandatory_labels: (!mandatory.is_empty()).then_some(mandatory),
+            agent_type: model::AgentType::Static,
+            kind: model::TokenKind::Static,
+            bound_agent_id: None,
+            created_by: caller.actor.to_string(),
+            expires_at: self.tokens.expiry(request.expires_in_s)?,
+        };
+        let stored = self.tokens.store.agent_token_create(new).await.map_err(fault::store)?;
+        Ok(TokenCreated { id: stored.id, token: SecretText::new(token.secret().expose_secret()), prefix: stored.token_prefix })
+    }
+
+    async fn list(&self, _caller: &Caller, agent_type: Option<&str>) -> Answer<Vec<AgentTokenView>> {
+        let wanted: Option<model::AgentType> = agent_type
+            .map(|text| text.parse().map_err(|e: kici_engine::state::UnknownWord| Problem::rejected("type", e.to_string())))
+            .transpose()?;
+        let tokens = self.tokens.store.agent_token_list().await.map_err(fault::store)?;
+        Ok(tokens
+            .into_iter()
+            .filter(|token| wanted.is_none_or(|kind| token.agent_type == kind))
+            .map(|token| AgentTokenView {
+                id: token.id,
+                prefix: token.token_prefix,
+                labels: token.labels,
+                mandatory_labels: token.mandatory_labels.unwrap_or_default(),
+                agent_type: token.agent_type.as_str().to_owned(),
+                note: token.label,
+                created_by: token.created_by,
+                created_at: token.created_at,
+                last_seen_at: token.last_seen_at,
+                expires_at: token.expires_at,
+                revoked_at: token.revoked_at,
+            })
+            .collect())
+    }
+
+    async fn revoke(&self, _caller: &Caller, id: TokenId) -> Answer<TokenRevoked> {
+        if !self.tokens.store.agent_token_revoke(id).await.map_err(fault::store)? {
+            return Err(Problem::not_found(format!("agent token {id}, or it is revoked already: it")));
+        }
+        let closed = self.dispatcher.token_revoked(id);
+        let sessions_closed = u32::try_from(closed).unwrap_or(u32::MAX);
+        Ok(TokenRevoked { revoked: true, sessions_closed, peers_notified: 0 })
+    }
+}

@@ -1,0 +1,59 @@
+//! The gRPC service of agents: control sessions go to the dispatcher, log streams to the log store.
+
+use std::sync::Arc;
+
+use kici_dispatch::{Dispatcher, SessionStream};
+use kici_engine::ids::SessionId;
+use kici_protocol::SESSION_ID_HEADER;
+use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
+use kici_protocol::agent::{AgentFrame, LogChunk};
+use tokio_util::task::TaskTracker;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::logs::service::{self, LogAcks};
+use crate::logs::LogAppender;
+
+/// Serves `kici.agent.v1.AgentGateway`.
+pub(crate) struct Gateway {
+    pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) logs: LogAppender,
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Gateway {
+    /// The service with this installation's limits.
+    pub(crate) fn into_service(self) -> AgentGatewayServer<Self> {
+        AgentGatewayServer::new(self)
+            .max_decoding_message_size(kici_protocol::MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(kici_protocol::MAX_MESSAGE_BYTES)
+    }
+}
+
+#[tonic::async_trait]
+impl AgentGateway for Gateway {
+    type SessionStream = SessionStream;
+    type StreamLogsStream = LogAcks;
+
+    async fn session(&self, request: Request<Streaming<AgentFrame>>) -> Result<Response<SessionStream>, Status> {
+        let remote = request.extensions().get::<axum::extract::ConnectInfo<std::net::SocketAddr>>().map(|info| info.0);
+        let (metadata, _, frames) = request.into_parts();
+        let stream = self.dispatcher.session(&metadata, remote, frames).await?;
+        Ok(Response::new(stream))
+    }
+
+    async fn stream_logs(&self, request: Request<Streaming<LogChunk>>) -> Result<Response<LogAcks>, Status> {
+        let session = session_id(&request)?;
+        let mut chunks = request.into_inner();
+        let (key, job) = service::opened(&mut chunks).await?;
+        // The session vouches for the agent: it was authenticated when the session began.
+        self.dispatcher.owns(session, &job).await?;
+        let answers = service::serve(&self.logs, key, chunks, &self.tasks).await?;
+        Ok(Response::new(answers))
+    }
+}
+
+fn session_id<T>(request: &Request<T>) -> Result<SessionId, Status> {
+    let value = request.metadata().get(SESSION_ID_HEADER).and_then(|value| value.to_str().ok());
+    let text = value.ok_or_else(|| Status::unauthenticated(format!("the metadata `{SESSION_ID_HEADER}` is missing")))?;
+    text.parse().map_err(|error| Status::unauthenticated(format!("{SESSION_ID_HEADER}: {error}")))
+}

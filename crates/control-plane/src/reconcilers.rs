@@ -1,0 +1,86 @@
+//! Background work of the assembly: each a reconciler without input, idempotent, bounded per activation.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kici_engine::time::Clock;
+use kici_store::Store;
+use kici_store::model::Instance;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::adapters::Node;
+use crate::config::EventLogConfig;
+use crate::logs::LogSealer;
+use crate::payloads::Payloads;
+
+/// Instances are dead when they were silent for the recovery window, and at least for six beats.
+const INSTANCE_BEAT: Duration = Duration::from_secs(10);
+const DISK_CHECK: Duration = Duration::from_secs(1);
+const PAYLOADS: Duration = Duration::from_secs(10);
+const PAYLOAD_BATCH: u32 = 50;
+const SEAL_CHECK: Duration = Duration::from_secs(30);
+
+/// What the reconcilers work on.
+pub(crate) struct Background {
+    pub(crate) store: Store,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) payloads: Payloads,
+    pub(crate) sealer: LogSealer,
+    pub(crate) instance: Instance,
+    pub(crate) event_log: EventLogConfig,
+}
+
+impl Background {
+    /// Starts all of them on `tasks`; they end with `stop`.
+    pub(crate) fn start(self: Arc<Self>, tasks: &TaskTracker, stop: &CancellationToken) {
+        every(tasks, stop, INSTANCE_BEAT, &self, |this| async move { this.beat().await });
+        every(tasks, stop, DISK_CHECK, &self, |this| async move { this.watch_disk() });
+        every(tasks, stop, PAYLOADS, &self, |this| async move { this.move_payloads().await });
+        every(tasks, stop, SEAL_CHECK, &self, |this| async move { this.sealer.seal_all().await });
+        let this = Arc::clone(&self);
+        let stop = stop.clone();
+        // Finished steps are sealed as they end; the timer above finds what this misses.
+        tasks.spawn(async move { this.sealer.follow(stop).await });
+    }
+
+    async fn beat(&self) {
+        let mut instance = self.instance.clone();
+        instance.last_seen_at = self.clock.now();
+        if let Err(error) = self.store.instance_heartbeat(instance).await {
+            tracing::warn!(%error, "this instance's sign of life cannot be written");
+        }
+    }
+
+    /// No space: no new jobs are given out, and `/ready` says why. Both heal by themselves.
+    fn watch_disk(&self) {
+        self.node.dispatcher.stop_claims(self.node.disk_problem());
+    }
+
+    async fn move_payloads(&self) {
+        if let Err(problem) = self.payloads.move_finished(self.event_log.max_payload_bytes, PAYLOAD_BATCH).await {
+            tracing::warn!(problem, "bodies of deliveries stay in the database for now");
+        }
+    }
+}
+
+fn every<T, F, W>(tasks: &TaskTracker, stop: &CancellationToken, period: Duration, this: &Arc<T>, work: W)
+where
+    T: Send + Sync + 'static,
+    F: Future<Output = ()> + Send,
+    W: Fn(Arc<T>) -> F + Send + 'static,
+{
+    let this = Arc::clone(this);
+    let stop = stop.clone();
+    tasks.spawn(async move {
+        let mut tick = tokio::time::interval(period);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = tick.tick() => work(Arc::clone(&this)).await,
+            }
+        }
+    });
+}

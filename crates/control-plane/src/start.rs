@@ -1,0 +1,442 @@
+//! The life of an orchestrator: data directory, database, recovery, listeners, background work; and the way back.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kici_api::live::Hub;
+use kici_api::ports::Ports;
+use kici_blobs::Blobs;
+use kici_dispatch::Dispatcher;
+use kici_dispatch::config::DispatchConfig;
+use kici_engine::ids::{IdSource, InstanceId};
+use kici_engine::time::Clock;
+use kici_events::{Inbox, Planner, PlannerConfig, SourceBook, Worker, WorkerConfig};
+use kici_forge::Forges;
+use kici_secrets::Sealer;
+use kici_store::model::{Instance, NewAdminToken, Role};
+use kici_store::{Durability, Store, StoreConfig};
+use kici_telemetry::metrics::Metrics;
+use secrecy::ExposeSecret as _;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::adapters::{
+    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, LiveChanges, Node, RunBook, SourceShelf, Tokens,
+};
+use crate::clones::{AllForges, SourceClones};
+use crate::config::Config;
+use crate::data_dir::DataDir;
+use crate::grpc::Gateway;
+use crate::intake::Intake;
+use crate::logs::{LogAppender, LogReader, LogSealer};
+use crate::payloads::Payloads;
+use crate::reconcilers::Background;
+use crate::sealing::Sealing;
+use crate::server::{Halves, serve};
+
+/// An orchestrator that cannot start. The text names the part and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data directory.
+    #[error(transparent)]
+    DataDir(#[from] crate::data_dir::DataDirError),
+    /// The database.
+    #[error("the database cannot be used: {0}")]
+    Store(#[from] kici_store::StoreError),
+    /// The address.
+    #[error("cannot listen on {address}: {source}; set server.listen (KICI_SERVER_LISTEN) to a free one")]
+    Listen {
+        /// Which.
+        address: std::net::SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The sealing key.
+    #[error("secrets.key: {0}")]
+    Key(#[from] kici_secrets::KeyError),
+    /// The object store.
+    #[error("the object store cannot be used: {0}")]
+    Blobs(#[from] kici_blobs::BlobError),
+    /// Anything else that the system refuses.
+    #[error("{what}: {problem}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What came of it.
+        problem: String,
+    },
+}
+
+/// What an orchestrator takes from the program that runs it.
+pub struct Surroundings {
+    /// The wall clock.
+    pub clock: Arc<dyn Clock>,
+    /// Fresh ids.
+    pub ids: Arc<dyn IdSource>,
+    /// Metrics of this process.
+    pub metrics: Metrics,
+    /// Where to look for a data directory when none is configured.
+    pub data_dirs: Vec<PathBuf>,
+    /// Identity of this machine, hashed as agents hash theirs.
+    pub machine_id: String,
+}
+
+/// A running orchestrator.
+pub struct Orchestrator {
+    address: std::net::SocketAddr,
+    node: Arc<Node>,
+    store: Store,
+    dispatcher: Arc<Dispatcher>,
+    instance: InstanceId,
+    stop: CancellationToken,
+    listening: CancellationToken,
+    tasks: TaskTracker,
+    server: tokio::task::JoinHandle<()>,
+    log_thread: std::thread::JoinHandle<()>,
+    grace: std::time::Duration,
+    /// Keeps the lock until the very end.
+    _data: DataDir,
+}
+
+/// What is built between opening the database and serving.
+struct Parts {
+    inbox: Arc<Inbox>,
+    worker: Arc<Worker>,
+    work: mpsc::Receiver<(kici_events::Work, Arc<kici_events::OpenSource>)>,
+    ports: Ports,
+    background: Arc<Background>,
+    node: Arc<Node>,
+}
+
+impl Orchestrator {
+    /// Starts everything and returns once it serves.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(config: Config, around: Surroundings) -> Result<Self, StartError> {
+        let started = Instant::now();
+        let candidates = config.data_dir.clone().map_or_else(|| around.data_dirs.clone(), |dir| vec![dir]);
+        let data = DataDir::open(&candidates)?;
+        let fresh = format!("node-{}", &around.ids.uuid().simple().to_string()[20..]);
+        let instance = data.instance_id(config.instance_id.as_deref(), &fresh)?;
+        // The port is bound before anything is changed: a second start on a taken address changes nothing.
+        let address = config.listen;
+        let listener = TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })?;
+        let address = listener.local_addr().map_err(|source| StartError::Listen { address, source })?;
+        let store = open_store(&config, &data, &instance, &around).await?;
+        let cluster_id = store.cluster_id().await?.to_string();
+        bootstrap_token(&store, &data).await?;
+        let identity = announce_instance(&store, &instance, address, &around).await?;
+
+        let stop = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        let (logs, log_thread) = LogAppender::start(data.sub("logs")?)
+            .map_err(|error| StartError::System { what: "the log thread", problem: error.to_string() })?;
+        let live = Hub::new();
+        let sealing = Arc::new(Sealing(sealer(&config, &data)?));
+        let forges = Arc::new(Forges::new(around.clock.clone(), config.workflow_cache_entries));
+        let sources = SourceBook::new(sealing.clone(), Arc::new(AllForges(forges)));
+        let dispatcher = dispatcher(&config, &instance, cluster_id, &store, &sources, &live, &around);
+        let build = Build { config: &config, data: &data, around: &around, store: &store, stop: &stop, tasks: &tasks };
+        let parts = build.parts(&instance, identity, sources, sealing, &dispatcher, &logs, live, started)?;
+
+        dispatcher.start().await.map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
+        let listening = CancellationToken::new();
+        let gateway = Gateway { dispatcher: dispatcher.clone(), logs, tasks: tasks.clone() };
+        let halves = halves(parts.ports, parts.inbox, &config, &around, gateway);
+        let server = tasks.spawn(serve(listener, halves, listening.clone(), config.shutdown_grace));
+        tasks.spawn(parts.worker.run(parts.work, stop.clone(), tasks.clone()));
+        parts.background.start(&tasks, &stop);
+        parts.node.warm.store(true, Ordering::SeqCst);
+        tracing::info!(%address, instance = %instance, database = store.backend(), ms = started.elapsed().as_millis(), "ready");
+        Ok(Self {
+            address,
+            node: parts.node,
+            store,
+            dispatcher,
+            instance,
+            stop,
+            listening,
+            tasks,
+            server,
+            log_thread,
+            grace: config.shutdown_grace,
+            _data: data,
+        })
+    }
+
+    /// The address that is served.
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.address
+    }
+
+    /// Stops in order: no new work, sessions told to come back, what is under way finished, everything written.
+    pub async fn stop(self) {
+        self.node.stopping.store(true, Ordering::SeqCst);
+        self.stop.cancel();
+        self.dispatcher.stop().await;
+        self.listening.cancel();
+        self.tasks.close();
+        // The server has its own limit; a panic in it was logged.
+        let _ = self.server.await;
+        if tokio::time::timeout(self.grace, self.tasks.wait()).await.is_err() {
+            tracing::warn!("background work did not end within the grace period");
+        }
+        if let Err(error) = self.store.instance_remove(self.instance.clone()).await {
+            tracing::warn!(%error, "this instance stays listed until it is found dead");
+        }
+        self.store.close().await;
+        drop(self.node);
+        drop(self.dispatcher);
+        // Its queue is empty once the last handle is gone; it flushes and ends.
+        let _ = tokio::task::spawn_blocking(move || self.log_thread.join()).await;
+        tracing::info!("stopped");
+    }
+}
+
+async fn open_store(
+    config: &Config,
+    data: &DataDir,
+    instance: &InstanceId,
+    around: &Surroundings,
+) -> Result<Store, StartError> {
+    let url = match &config.database.url {
+        Some(url) => url.expose_secret().to_owned(),
+        None => format!("sqlite:{}", data.sub("db")?.join("kici.sqlite3").display()),
+    };
+    let store = Store::open(StoreConfig {
+        url,
+        durability: if config.database.durable { Durability::Full } else { Durability::Normal },
+        pool_max: config.database.pool_max,
+        node: instance.clone(),
+        clock: around.clock.clone(),
+        ids: around.ids.clone(),
+    })
+    .await?;
+    if config.database.auto_migrate {
+        for migration in store.migrate().await? {
+            tracing::info!(migration, "schema migrated");
+        }
+    } else {
+        store.check_schema().await?;
+    }
+    Ok(store)
+}
+
+/// The first owner's token, once, to a file that only the owner of the process can read.
+async fn bootstrap_token(store: &Store, data: &DataDir) -> Result<(), StartError> {
+    let known = store.admin_token_list().await?;
+    if !known.is_empty() {
+        return Ok(());
+    }
+    let token = kici_access::Token::generate(kici_access::TokenKind::Admin, getrandom::fill)
+        .map_err(|error| StartError::System { what: "randomness", problem: error.to_string() })?;
+    // The file first: a token that is stored but not readable by anybody would lock everybody out.
+    data.write_private("bootstrap-token", token.secret().expose_secret().as_bytes())?;
+    store
+        .admin_token_create(NewAdminToken {
+            token_hash: token.hash(),
+            token_prefix: token.display_prefix().to_owned(),
+            label: "bootstrap".to_owned(),
+            role: Role::Owner,
+            routing_key: None,
+            created_by: "system:boot".to_owned(),
+            expires_at: None,
+        })
+        .await?;
+    tracing::info!(file = %data.path().join("bootstrap-token").display(), "the first owner's token was written");
+    Ok(())
+}
+
+/// Says that this instance lives, and frees what an earlier start of it, or a dead one, had claimed.
+async fn announce_instance(
+    store: &Store,
+    instance: &InstanceId,
+    address: std::net::SocketAddr,
+    around: &Surroundings,
+) -> Result<Instance, StartError> {
+    let now = around.clock.now();
+    let identity = Instance {
+        instance_id: instance.clone(),
+        incarnation: around.ids.uuid(),
+        role: "coordinator".to_owned(),
+        address: Some(address.to_string()),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started_at: now,
+        last_seen_at: now,
+        draining: false,
+    };
+    store.instance_heartbeat(identity.clone()).await?;
+    let mut gone = store.instance_dead(now.minus(std::time::Duration::from_secs(120))).await?;
+    gone.push(instance.clone());
+    let freed = store.delivery_claims_release(gone).await?;
+    if freed > 0 {
+        tracing::info!(freed, "deliveries that an earlier process had begun are taken again");
+    }
+    Ok(identity)
+}
+
+fn sealer(config: &Config, data: &DataDir) -> Result<Sealer, StartError> {
+    let key = match &config.secrets_key {
+        Some(key) => kici_secrets::SealingKey::parse(key.expose_secret())?,
+        None => kici_secrets::SealingKey::load_or_generate(&data.path().join("secret.key"), getrandom::fill)?,
+    };
+    Ok(Sealer::new(key))
+}
+
+fn dispatcher(
+    config: &Config,
+    instance: &InstanceId,
+    cluster_id: String,
+    store: &Store,
+    sources: &SourceBook,
+    live: &Arc<Hub>,
+    around: &Surroundings,
+) -> Arc<Dispatcher> {
+    let keys = &config.dispatch;
+    let mut dispatch = DispatchConfig::new(instance.clone(), cluster_id);
+    dispatch.machine_id = Some(around.machine_id.clone());
+    dispatch.ack_timeout = keys.ack_timeout;
+    dispatch.max_attempts = keys.max_attempts;
+    dispatch.queue_timeout = keys.queue_timeout.unwrap_or_default();
+    dispatch.unroutable_grace = keys.unroutable_grace.unwrap_or_default();
+    dispatch.recovery_window = keys.recovery_window;
+    dispatch.job_heartbeat_interval = keys.job_heartbeat;
+    dispatch.stale_after = keys.job_heartbeat * keys.stale_multiplier;
+    dispatch.ownership_timeout = keys.ownership_check_timeout;
+    let ports = kici_dispatch::Ports {
+        clones: Arc::new(SourceClones { store: store.clone(), sources: sources.clone() }),
+        changes: Arc::new(LiveChanges(live.clone())),
+        clock: around.clock.clone(),
+        ids: around.ids.clone(),
+    };
+    Dispatcher::new(dispatch, store.clone(), ports)
+}
+
+struct Build<'a> {
+    config: &'a Config,
+    data: &'a DataDir,
+    around: &'a Surroundings,
+    store: &'a Store,
+    stop: &'a CancellationToken,
+    tasks: &'a TaskTracker,
+}
+
+impl Build<'_> {
+    #[allow(clippy::too_many_arguments, reason = "called once; these are the parts that others share")]
+    fn parts(
+        &self,
+        instance: &InstanceId,
+        identity: Instance,
+        sources: SourceBook,
+        sealing: Arc<Sealing>,
+        dispatcher: &Arc<Dispatcher>,
+        logs: &LogAppender,
+        live: Arc<Hub>,
+        started: Instant,
+    ) -> Result<Parts, StartError> {
+        let Self { config, data, around, store, .. } = self;
+        let store = Store::clone(store);
+        let clock = around.clock.clone();
+        let objects = config.objects_dir.clone().map_or_else(|| data.sub("objects"), Ok)?;
+        let blobs = Blobs::local(&objects)?;
+        let planner = Arc::new(Planner::new(
+            store.clone(),
+            sources.clone(),
+            clock.clone(),
+            around.ids.clone(),
+            PlannerConfig {
+                queue_timeout: config.dispatch.queue_timeout,
+                cache_entries: config.workflow_cache_entries,
+                machine_id: around.machine_id.clone(),
+            },
+        ));
+        let announcer = Arc::new(Announcer { dispatcher: dispatcher.clone(), live: live.clone() });
+        let (sender, work) = mpsc::channel(kici_events::QUEUE);
+        let max_in_flight = config.ingest.max_in_flight;
+        let inbox =
+            Inbox::new(store.clone(), sources.clone(), instance.clone(), clock.clone(), max_in_flight, sender);
+        let inbox = Arc::new(inbox);
+        let worker = Worker::new(
+            store.clone(),
+            sources.clone(),
+            planner.clone(),
+            clock.clone(),
+            announcer.clone(),
+            WorkerConfig {
+                workers: config.ingest.workers,
+                claim_timeout: config.ingest.claim_timeout,
+                max_attempts: config.ingest.max_attempts,
+            },
+        );
+        let payloads = Payloads { store: store.clone(), blobs: blobs.clone() };
+        let root = data.sub("logs")?;
+        let reader = LogReader::new(root.clone(), blobs.clone());
+        let node = Arc::new(Node {
+            store: store.clone(),
+            dispatcher: dispatcher.clone(),
+            logs: logs.clone(),
+            metrics: around.metrics.clone(),
+            instance: instance.clone(),
+            data_dir: data.path().to_owned(),
+            started,
+            warm: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            drain_reason: std::sync::Mutex::default(),
+        });
+        let (access_log, writer) = AccessBook::new(store.clone(), clock.clone(), self.stop.clone());
+        self.tasks.spawn(writer);
+        let tokens = || Tokens { store: store.clone(), clock: clock.clone() };
+        let fleet =
+            Arc::new(Fleet { store: store.clone(), dispatcher: dispatcher.clone(), instance: instance.clone() });
+        let ports = Ports {
+            auth: Arc::new(tokens()),
+            runs: Arc::new(RunBook {
+                store: store.clone(),
+                sources: sources.clone(),
+                planner: planner.clone(),
+                dispatcher: dispatcher.clone(),
+                logs: reader,
+                announcer,
+            }),
+            sources: Arc::new(SourceShelf {
+                store: store.clone(),
+                sources,
+                sealing,
+                ids: around.ids.clone(),
+                inbox: inbox.clone(),
+                planner,
+                local_paths: config.local_paths.clone(),
+            }),
+            agent_tokens: Arc::new(AgentTokenBook { tokens: tokens(), dispatcher: dispatcher.clone() }),
+            admin_tokens: Arc::new(tokens()),
+            agents: fleet.clone(),
+            events: Arc::new(EventBook { store: store.clone(), payloads: payloads.clone(), live: live.clone() }),
+            queue: fleet,
+            system: node.clone(),
+            access_log,
+            live,
+        };
+        let background = Arc::new(Background {
+            store: store.clone(),
+            clock,
+            node: node.clone(),
+            payloads,
+            sealer: LogSealer::new(root, logs.clone(), store, blobs),
+            instance: identity,
+            event_log: config.event_log.clone(),
+        });
+        Ok(Parts { inbox, worker, work, ports, background, node })
+    }
+}
+
+fn halves(ports: Ports, inbox: Arc<Inbox>, config: &Config, around: &Surroundings, gateway: Gateway) -> Halves {
+    let intake = Intake { inbox, ids: around.ids.clone(), max_body_bytes: config.ingest.max_body_bytes };
+    let http = crate::intake::router(intake).merge(kici_api::server::router(ports));
+    let grpc = tonic::service::Routes::new(gateway.into_service()).prepare().into_axum_router();
+    Halves { http, grpc }
+}
