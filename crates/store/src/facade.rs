@@ -172,12 +172,13 @@ facade! {
     write(Lane::of(id.uuid())) deliveries::trace_put(id: DeliveryRowId, trace: Json) -> ();
     /// The decision trace of a delivery.
     read deliveries::trace_get(id: DeliveryRowId) -> Option<Json>;
-    /// Finishes a delivery with all that came of it: runs, trace, registrations.
-    write(Lane::of(done.id.uuid())) deliveries::delivery_process(done: ProcessedDelivery) -> Processed;
+    /// Finishes a delivery with all that came of it: runs, trace, registrations. `activate` judges jobs that are ready
+    /// although they were given as `Pending`.
+    write(Lane::of(done.id.uuid())) deliveries::delivery_process(done: ProcessedDelivery, activate: Arc<dyn Activate>) -> Processed;
 
     // ---- runs
     /// Creates a run. With a request key `(scope, key)`, a repetition returns the run of the first call.
-    write(Lane::of(run.id.uuid())) runs::run_create(run: NewRun, request_key: Option<(String, String)>) -> CreatedRun;
+    write(Lane::of(run.id.uuid())) runs::run_create(run: NewRun, request_key: Option<(String, String)>, activate: Arc<dyn Activate>) -> CreatedRun;
     /// A lock document: JSON of `kici_engine::lock::Workflow`.
     read runs::lock_document(digest: String) -> Option<Vec<u8>>;
     /// One run.
