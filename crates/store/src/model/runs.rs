@@ -430,6 +430,8 @@ pub struct Effects {
     pub finished_jobs: Vec<FinishedJob>,
     /// Jobs that became ready for an agent.
     pub newly_queued: Vec<JobId>,
+    /// Agents that must be told to stop a job: cancelled with its run, or by a failing sibling.
+    pub to_stop: Vec<HeldJob>,
     /// The run ended with this change.
     pub run_finished: bool,
 }
@@ -520,9 +522,7 @@ pub enum CancelOutcome {
     AlreadyTerminal(RunStatus),
     /// Cancelled, or being cancelled.
     Cancelling {
-        /// Agents that must be told to stop.
-        to_notify: Vec<HeldJob>,
-        /// What changed at once.
+        /// What changed at once, and in `to_stop` which agents must be told.
         effects: Box<Effects>,
     },
 }
@@ -549,7 +549,7 @@ pub enum Rerun {
     StillOpen(RunStatus),
     /// Nothing to repeat: every job ended well.
     NothingFailed,
-    /// The parts of the new run; the caller decides what its roots start as and calls `run_create`.
+    /// The new run, for `run_create`; its jobs are `Pending` or, where they are not repeated, `Succeeded`.
     Planned(Box<NewRun>),
 }
 
