@@ -6,10 +6,18 @@
 
 #![forbid(unsafe_code)]
 
+pub mod condition;
 pub mod event;
 pub mod ids;
+pub mod inputs;
 pub mod jobspec;
 pub mod labels;
 pub mod lock;
+pub mod matrix;
+pub mod metrics;
+pub mod needs;
+pub mod pattern;
+pub mod plan;
 pub mod state;
 pub mod time;
+pub mod trigger;
