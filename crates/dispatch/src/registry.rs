@@ -56,7 +56,7 @@ pub(crate) struct Tracked {
     /// The agent does not run it any more, but its result waits in the agent's outbox.
     pub awaiting_outbox: bool,
     pub last_heartbeat: Ts,
-    /// What its timeline shows when it waited for the agent.
+    /// The last heartbeat is not in the database yet.
     pub beat_unsaved: bool,
 }
 
@@ -173,7 +173,11 @@ impl Inner {
     /// Brings the set of free agents up to date with one entry. True when the agent is free now and was not before.
     fn refresh(&mut self, id: &AgentId, now: Instant) -> bool {
         let free = self.agents.get(id).is_some_and(|entry| entry.unready(now).is_none());
-        if free { self.free.insert(id.clone()) } else { !self.free.remove(id) && free }
+        if !free {
+            self.free.remove(id);
+            return false;
+        }
+        self.free.insert(id.clone())
     }
 
     fn of_session(&mut self, session: SessionId) -> Option<&mut Entry> {

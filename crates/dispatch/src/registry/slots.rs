@@ -197,19 +197,7 @@ impl Registry {
         *count
     }
 
-    /// Takes a job from whoever holds it. `late_frames`: accept frames of it for a moment longer. True when a slot came
-    /// free.
-    pub fn untrack(&self, job: JobRef, late_frames: bool) -> bool {
-        let now = Instant::now();
-        let mut inner = self.lock();
-        let holder = inner.agents.iter().find(|(_, entry)| {
-            entry.jobs.get(&job.job_id).is_some_and(|tracked| tracked.job.epoch == job.epoch)
-        });
-        let Some(id) = holder.map(|(id, _)| id.clone()) else { return false };
-        self.untrack_in(&mut inner, &id, job, late_frames, now)
-    }
-
-    /// Like [`untrack`](Self::untrack) where the agent is known, without a search.
+    /// Takes a job from an agent. `late_frames`: accept frames of it for a moment longer. True when the agent became free.
     pub fn untrack_of(&self, id: &AgentId, job: JobRef, late_frames: bool) -> bool {
         let now = Instant::now();
         let mut inner = self.lock();
