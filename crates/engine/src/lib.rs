@@ -6,8 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compile;
 pub mod condition;
+pub mod diagnostic;
 pub mod event;
+pub mod expr;
 pub mod ids;
 pub mod inputs;
 pub mod jobspec;
