@@ -13,6 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_transport(true)
         .bytes(".kici.agent.v1.LogData.data")
         .bytes(".kici.agent.v1.JobOffer.spec_json")
+        // They carry credentials and rendered environments; `redact.rs` writes a Debug that does not show them.
+        .skip_debug([".kici.agent.v1.BasicAuth", ".kici.agent.v1.JobOffer"])
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -17,6 +17,9 @@ mod kici {
     }
 }
 
+pub mod close;
+mod redact;
+
 pub use kici::agent::v1 as agent;
 pub use kici::common::v1 as common;
 
@@ -30,3 +33,12 @@ pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 pub const NOT_ASSIGNED: &str = "job is not assigned to this agent";
 /// Metadata key that ties a `StreamLogs` call to its session.
 pub const SESSION_ID_HEADER: &str = "kici-session-id";
+
+/// What an agent and an orchestrator can do beyond the first protocol version, by name. A build lists those it has in
+/// `Register.capabilities` and `RegisterAck.capabilities`; an empty list means a build that has none.
+pub const CAPABILITIES: &[&str] = &["cancel.answer", "frame.nack", "logs.resume"];
+
+/// True when `list` holds `name`.
+pub fn has_capability(list: &[String], name: &str) -> bool {
+    list.iter().any(|have| have == name)
+}

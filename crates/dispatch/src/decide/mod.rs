@@ -1,0 +1,7 @@
+//! Pure decisions: values in, values out; no clock, no database, no tokio. The code around them reads, calls and writes.
+
+pub mod rate;
+pub mod reconcile;
+pub mod settle;
+pub mod triage;
+pub mod violations;

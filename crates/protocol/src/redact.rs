@@ -1,0 +1,43 @@
+//! `Debug` of the messages that carry secrets.
+
+use std::fmt;
+
+use crate::agent::{BasicAuth, JobOffer};
+
+impl fmt::Debug for BasicAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BasicAuth").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for JobOffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobOffer")
+            .field("job", &self.job)
+            .field("workflow", &self.workflow)
+            .field("job_name", &self.job_name)
+            .field("spec_bytes", &self.spec_json.len())
+            .field("request_id", &self.request_id)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::CheckoutSource;
+
+    #[test]
+    fn no_secret_is_printed() {
+        let basic = Some(BasicAuth { user: "x-access-token".into(), secret: "ghs_hush".into() });
+        let offer = JobOffer {
+            checkout: Some(CheckoutSource { basic: basic.clone(), ..Default::default() }),
+            mask: vec!["hush-too".into()],
+            spec_json: "hush env".into(),
+            ..Default::default()
+        };
+        for text in [format!("{offer:?}"), format!("{basic:?}"), format!("{:?}", offer.checkout)] {
+            assert!(!text.contains("hush"), "{text}");
+        }
+    }
+}
