@@ -13,3 +13,5 @@ pub mod page;
 #[cfg(feature = "server")]
 pub mod ports;
 pub mod problem;
+#[cfg(feature = "server")]
+pub mod server;

@@ -6,9 +6,8 @@
 //! [`Problem::internal`] or [`Problem::unavailable`].
 
 use async_trait::async_trait;
-use kici_access::{Actor, Role};
+use kici_access::{Actor, Role, Token};
 use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, TokenId};
-use secrecy::SecretString;
 
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
@@ -64,12 +63,12 @@ pub struct Principal {
 /// Looks tokens up.
 #[async_trait]
 pub trait Authenticator: Send + Sync {
-    /// The subject of an admin token that parses; `None` when it is unknown, expired or revoked.
+    /// The subject of a well-formed admin token; `None` when it is unknown, expired or revoked.
     ///
     /// # Errors
     /// `auth.unavailable` when it cannot be decided now. Never "not found" in that case: callers would take an outage for
     /// a bad token.
-    async fn authenticate(&self, token: &SecretString) -> Answer<Option<Principal>>;
+    async fn authenticate(&self, token: &Token) -> Answer<Option<Principal>>;
 }
 
 /// A job of a run, as a caller names it.
