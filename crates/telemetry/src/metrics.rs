@@ -1,5 +1,7 @@
 //! The metrics recorder of a process and its text.
 
+use kici_engine::metrics::{CATALOGUE, Kind, Metric};
+use metrics::Unit;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::TelemetryError;
@@ -44,7 +46,8 @@ impl Metrics {
     }
 }
 
-/// Installs the metrics recorder of this process. Metrics that were touched before are lost, so it comes first.
+/// Installs the metrics recorder of this process and describes every metric of the catalogue to it. Metrics that were
+/// touched before are lost, so it comes first.
 ///
 /// # Errors
 ///
@@ -53,7 +56,18 @@ pub fn install() -> Result<Metrics, TelemetryError> {
     let recorder = recorder()?;
     let handle = recorder.handle();
     metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::AlreadyInstalled("metrics recorder"))?;
+    CATALOGUE.iter().for_each(describe);
     Ok(Metrics { handle })
+}
+
+fn describe(metric: &Metric) {
+    // A plain count has no unit; the text format leaves out what has none.
+    let unit = Unit::from_string(metric.unit).unwrap_or(Unit::Count);
+    match metric.kind {
+        Kind::Counter => metrics::describe_counter!(metric.name, unit, metric.help),
+        Kind::Gauge => metrics::describe_gauge!(metric.name, unit, metric.help),
+        Kind::Histogram => metrics::describe_histogram!(metric.name, unit, metric.help),
+    }
 }
 
 fn recorder() -> Result<PrometheusRecorder, TelemetryError> {
@@ -85,6 +99,27 @@ mod tests {
         assert!(text.contains("kici_orch_dispatch_ack_latency_seconds_bucket{le=\"0.005\"} 1"), "{text}");
         assert!(text.contains("kici_orch_execution_duration_seconds_bucket{le=\"15\"} 0"), "{text}");
         assert!(text.contains("kici_orch_execution_duration_seconds_bucket{le=\"30\"} 1"), "{text}");
+    }
+
+    #[test]
+    fn the_text_says_what_a_metric_is() {
+        let recorder = recorder().unwrap();
+        let handle = recorder.handle();
+        let metric = Metric {
+            name: "kici_orch_things_seconds",
+            kind: Kind::Histogram,
+            labels: &[],
+            unit: "seconds",
+            help: "how long things take",
+            service: kici_engine::metrics::Service::Orchestrator,
+        };
+        metrics::with_local_recorder(&recorder, || {
+            describe(&metric);
+            metrics::histogram!(metric.name).record(1.0);
+        });
+        let text = Metrics { handle }.render();
+        assert!(text.contains("# HELP kici_orch_things_seconds how long things take"), "{text}");
+        assert!(text.contains("# TYPE kici_orch_things_seconds histogram"), "{text}");
     }
 
     #[test]
