@@ -15,11 +15,17 @@ pub(crate) struct CommitKey {
     pub sha: String,
 }
 
+#[derive(Debug, Default)]
+struct Entries {
+    sets: HashMap<CommitKey, Arc<CompiledSet>>,
+    oldest_first: VecDeque<CommitKey>,
+}
+
 /// The cache; the oldest entry makes room.
 #[derive(Debug)]
 pub(crate) struct CompileCache {
     max: usize,
-    entries: Mutex<(HashMap<CommitKey, Arc<CompiledSet>>, VecDeque<CommitKey>)>,
+    entries: Mutex<Entries>,
 }
 
 impl CompileCache {
@@ -29,25 +35,25 @@ impl CompileCache {
 
     /// The compiled files of a commit.
     pub(crate) fn get(&self, key: &CommitKey, files: &WorkflowFiles) -> Arc<CompiledSet> {
-        if let Some(known) = self.lock().0.get(key) {
+        if let Some(known) = self.lock().sets.get(key) {
             return Arc::clone(known);
         }
         let sources: Vec<(String, String)> =
             files.files.iter().map(|file| (file.path.clone(), file.content.clone())).collect();
         let compiled = Arc::new(compile_set(&sources));
         let mut entries = self.lock();
-        if entries.0.insert(key.clone(), Arc::clone(&compiled)).is_none() {
-            entries.1.push_back(key.clone());
-            if entries.1.len() > self.max {
-                if let Some(oldest) = entries.1.pop_front() {
-                    entries.0.remove(&oldest);
-                }
+        if entries.sets.insert(key.clone(), Arc::clone(&compiled)).is_none() {
+            entries.oldest_first.push_back(key.clone());
+        }
+        while entries.oldest_first.len() > self.max {
+            if let Some(oldest) = entries.oldest_first.pop_front() {
+                entries.sets.remove(&oldest);
             }
         }
         compiled
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, (HashMap<CommitKey, Arc<CompiledSet>>, VecDeque<CommitKey>)> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

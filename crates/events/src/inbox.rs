@@ -9,7 +9,7 @@ use bytes::Bytes;
 use kici_engine::ids::{DeliveryRowId, InstanceId};
 use kici_engine::time::Clock;
 use kici_forge::delivery_id::delivery_id;
-use kici_forge::normalise::event_name;
+use kici_forge::normalise::{action, event_name};
 use kici_forge::verify::{Verified, verify};
 use kici_forge::{Headers, SourceConfig};
 use kici_store::model::{DeliveryInserted, NewDelivery};
@@ -23,8 +23,6 @@ use crate::sources::{OpenSource, SourceBook};
 const ADMISSION_WAIT: Duration = Duration::from_secs(3);
 /// Bodies up to this size go to the worker in memory; larger ones are read back from the database.
 const INLINE_BODY: usize = 64 * 1024;
-/// Largest body of a generic source that sets no limit of its own.
-const GENERIC_MAX_BODY: usize = 1024 * 1024;
 
 /// Which source a call is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,7 +173,7 @@ impl Inbox {
             source_id: source.source.id,
             delivery_id: delivery,
             event: event.clone(),
-            action: None,
+            action: action(&source.source, &call.headers, &call.body),
             provider: provider(&source.source.config).to_owned(),
             channel: "direct".to_owned(),
             repo: None,
@@ -203,7 +201,7 @@ impl Inbox {
 
 fn body_limit(config: &SourceConfig) -> usize {
     match config {
-        SourceConfig::Generic(generic) => generic.max_payload_bytes.unwrap_or(GENERIC_MAX_BODY),
+        SourceConfig::Generic(generic) => usize::try_from(generic.max_payload_bytes).unwrap_or(usize::MAX),
         // The listener's own limit applies.
         SourceConfig::Github(_) | SourceConfig::Local(_) => usize::MAX,
     }

@@ -1,6 +1,7 @@
 //! Runs that a person starts, and pushes that a person has sent.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kici_engine::event::{Event, EventKind, ForkState, Sender};
 use kici_engine::ids::RunId;
@@ -9,7 +10,7 @@ use kici_engine::lock::{Trigger, Workflow};
 use kici_engine::plan::{PlanError, Planned, RunInfo, Scope, plan_run};
 use kici_forge::{ForgeError, SourceConfig};
 use kici_store::StoreError;
-use kici_store::model::CreatedRun;
+use kici_store::model::{Activate, CreatedRun};
 use serde_json::Value as Json;
 
 use crate::planner::Planner;
@@ -77,11 +78,11 @@ pub enum ManualError {
 }
 
 impl Planner {
-    /// Starts a workflow by hand.
+    /// Starts a workflow by hand. `activate` decides on jobs whose needs are met.
     ///
     /// # Errors
     /// [`ManualError`]; then there is no run.
-    pub async fn start_manual(&self, manual: Manual<'_>) -> Result<CreatedRun, ManualError> {
+    pub async fn start_manual(&self, manual: Manual<'_>, activate: Arc<dyn Activate>) -> Result<CreatedRun, ManualError> {
         let repo = repo_of(&manual)?;
         let forge = self.sources.forge(manual.source)?;
         let head = forge.head(&repo, manual.git_ref).await?;
@@ -110,7 +111,7 @@ impl Planner {
         };
         let key = format!("manual:{}", id.uuid());
         let run = self.maker().run(id, origin, key, &workflow, &event, "manual", plan);
-        Ok(self.store.run_create(run, manual.request_key).await?)
+        Ok(self.store.run_create(run, manual.request_key, activate).await?)
     }
 
     fn find(

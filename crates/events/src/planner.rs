@@ -107,10 +107,11 @@ impl Planner {
         if !source.enabled {
             return Ok(outcome(work, DeliveryStatus::Skipped, "the source was disabled or removed"));
         }
-        let event = match normalise(&source.source, &work.headers, &work.event, &work.body) {
-            Normalised::Event(event) => *event,
-            Normalised::Ignored { reason } => return Ok(outcome(work, DeliveryStatus::Skipped, &reason)),
-            Normalised::Invalid { problem } => return Ok(failure(work, problem)),
+        let event = match normalise(&source.source, &work.headers, &work.body) {
+            Ok(Normalised::Event(event)) => *event,
+            Ok(Normalised::Ignored(reason)) => return Ok(outcome(work, DeliveryStatus::Skipped, &reason)),
+            // The bytes stay what they are: trying again cannot help.
+            Err(error) => return Ok(failure(work, error.to_string())),
         };
         if let Some(marker) = skip_ci(&event) {
             let note = format!("the head commit says {marker}");

@@ -85,7 +85,17 @@ fn listeners(kind: EventKind) -> Option<&'static str> {
         EventKind::Star => Some("star"),
         EventKind::Watch => Some("watch"),
         EventKind::Hook => Some("generic_webhook"),
-        EventKind::Push | EventKind::Tag | EventKind::Pr | EventKind::Other => None,
+        // The first three have a commit of their own; the others come from the internal bus, not from a source.
+        EventKind::Push
+        | EventKind::Tag
+        | EventKind::Pr
+        | EventKind::Other
+        | EventKind::KiciEvent
+        | EventKind::WorkflowComplete
+        | EventKind::JobComplete
+        | EventKind::WorkflowsFailedBatch
+        | EventKind::Schedule
+        | EventKind::Lifecycle => None,
     }
 }
 

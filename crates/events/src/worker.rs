@@ -9,7 +9,7 @@ use std::time::Duration;
 use kici_engine::ids::DeliveryRowId;
 use kici_engine::time::Clock;
 use kici_forge::Headers;
-use kici_store::model::{Delivery, DeliveryOutcome, DeliveryStatus, Processed};
+use kici_store::model::{Activate, Delivery, DeliveryOutcome, DeliveryStatus, Processed};
 use kici_store::{Store, StoreError, Topic};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -28,10 +28,13 @@ const ATTEMPT: Duration = Duration::from_secs(600);
 const BACKOFF_BASE: Duration = Duration::from_secs(5);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
 
-/// Told about runs that were created.
+/// Decides on the jobs of new runs and is told about them.
 pub trait RunsCreated: Send + Sync {
+    /// The decisions on jobs whose needs are met.
+    fn activate(&self) -> Arc<dyn Activate>;
+
     /// The runs of one delivery, with the jobs that are ready.
-    fn created(&self, processed: &Processed);
+    fn created(&self, processed: &Processed, routing_key: &str);
 }
 
 /// How a worker works.
@@ -184,14 +187,14 @@ impl Worker {
         let attempt = async {
             let done = self.planner.process(&work, source).await?;
             let summary = (done.outcome.status, done.outcome.note.clone());
-            let processed = self.store.delivery_process(done).await?;
+            let processed = self.store.delivery_process(done, self.created.activate()).await?;
             Ok::<_, Retry>((processed, summary))
         };
         let failed = match tokio::time::timeout(ATTEMPT, attempt).await {
             Ok(Ok((processed, (status, note)))) => {
                 metrics::counter!("kici_orch_webhook_deliveries_total", "status" => status.as_str()).increment(1);
                 tracing::info!(%status, runs = processed.runs.len(), note, "delivery processed");
-                self.created.created(&processed);
+                self.created.created(&processed, &source.source.routing_key());
                 return;
             }
             Ok(Err(retry)) => retry.to_string(),

@@ -9,7 +9,7 @@ use kici_dispatch::Dispatcher;
 use kici_dispatch::ports::{Change, Changes};
 use kici_engine::ids::AgentId;
 use kici_events::RunsCreated;
-use kici_store::model::{CreatedRun, Processed};
+use kici_store::model::{Activate, CreatedRun, Processed};
 
 /// Passes news on.
 pub(crate) struct Announcer {
@@ -36,6 +36,10 @@ impl Announcer {
 }
 
 impl RunsCreated for Announcer {
+    fn activate(&self) -> Arc<dyn Activate> {
+        self.dispatcher.activate()
+    }
+
     fn created(&self, processed: &Processed, routing_key: &str) {
         for run in &processed.runs {
             self.run_created(run, routing_key);

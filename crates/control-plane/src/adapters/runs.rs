@@ -225,7 +225,7 @@ impl Runs for RunBook {
             request_key: key.map(|key| ("manual".to_owned(), key.to_owned())),
             request_id: &caller.request_id,
         };
-        let created = self.planner.start_manual(manual).await.map_err(fault::manual)?;
+        let created = self.planner.start_manual(manual, self.dispatcher.activate()).await.map_err(fault::manual)?;
         Ok(self.created(&created, &stored.routing_key))
     }
 }
