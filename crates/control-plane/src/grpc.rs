@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use kici_dispatch::{Dispatcher, SessionStream};
+use kici_dispatch::{Dispatcher, Ownership, SessionStream};
 use kici_engine::ids::SessionId;
-use kici_protocol::SESSION_ID_HEADER;
+use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{AgentFrame, LogChunk};
 use tokio_util::task::TaskTracker;
@@ -35,9 +35,8 @@ impl AgentGateway for Gateway {
     type StreamLogsStream = LogAcks;
 
     async fn session(&self, request: Request<Streaming<AgentFrame>>) -> Result<Response<SessionStream>, Status> {
-        let remote = request.extensions().get::<axum::extract::ConnectInfo<std::net::SocketAddr>>().map(|info| info.0);
         let (metadata, _, frames) = request.into_parts();
-        let stream = self.dispatcher.session(&metadata, remote, frames).await?;
+        let stream = self.dispatcher.session(&metadata, frames).await?;
         Ok(Response::new(stream))
     }
 
@@ -46,7 +45,11 @@ impl AgentGateway for Gateway {
         let mut chunks = request.into_inner();
         let (key, job) = service::opened(&mut chunks).await?;
         // The session vouches for the agent: it was authenticated when the session began.
-        self.dispatcher.owns(session, &job).await?;
+        match self.dispatcher.owns(session, job).await {
+            Ownership::Owned => {}
+            Ownership::Unknown => return Err(Status::unavailable(NOT_ASSIGNED)),
+            Ownership::NotOwned | Ownership::StaleEpoch => return Err(Status::permission_denied(NOT_ASSIGNED)),
+        }
         let answers = service::serve(&self.logs, key, chunks, &self.tasks).await?;
         Ok(Response::new(answers))
     }

@@ -7,6 +7,9 @@ use kici_store::model::{Delivery, DeliveryBody};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+/// Largest packed body: a body of the largest kind that does not compress, in base64.
+const MAX_PACKED: u64 = 160 * 1024 * 1024;
+
 /// Reads bodies from wherever they are.
 #[derive(Clone)]
 pub(crate) struct Payloads {
@@ -30,9 +33,9 @@ impl Payloads {
             return Err(gone(reason));
         }
         if let Some(key) = &row.payload_key {
-            return match self.blobs.get(key).await {
+            return match self.blobs.get(key, MAX_PACKED).await {
                 Ok(bytes) => unpack(&bytes).ok_or_else(Problem::internal),
-                Err(BlobError::NotFound { .. }) => Err(gone("expired")),
+                Err(BlobError::NotFound(_)) => Err(gone("expired")),
                 Err(error) => {
                     tracing::warn!(%error, key, "the body of a delivery cannot be read");
                     Err(unavailable())
@@ -65,7 +68,7 @@ impl Payloads {
                 match self.blobs.put(&key, pack(&body).into()).await {
                     Ok(()) => (Some(key), None),
                     // Full disks heal; until then the database keeps the body.
-                    Err(BlobError::Full { .. }) => return Err("the object store is full".to_owned()),
+                    Err(BlobError::Full(_)) => return Err("the object store is full".to_owned()),
                     Err(error) => {
                         tracing::warn!(%error, delivery = %row.id, "the body of a delivery cannot be kept");
                         (None, Some("storage_failed".to_owned()))

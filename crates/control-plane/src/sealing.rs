@@ -3,8 +3,7 @@
 use kici_engine::ids::SourceId;
 use kici_events::ports::Unseal;
 use kici_forge::SourceSecrets;
-use kici_secrets::{SealError, Sealer};
-use secrecy::ExposeSecret as _;
+use kici_secrets::{Purpose, SealError, SealedBox, Sealer};
 
 /// Seals and opens with the installation's key.
 pub(crate) struct Sealing(pub(crate) Sealer);
@@ -12,6 +11,11 @@ pub(crate) struct Sealing(pub(crate) Sealer);
 /// The place a sealed value is bound to: it cannot be moved to another source.
 fn scope(id: SourceId) -> String {
     format!("__source__/{}", id.uuid())
+}
+
+fn purpose(scope: &str) -> Purpose<'_> {
+    // The version of the form; the row's own version changes without its secrets.
+    Purpose { scope, name: "secrets", version: 1 }
 }
 
 impl Sealing {
@@ -23,15 +27,17 @@ impl Sealing {
         if secrets.webhook.is_empty() && secrets.private_key.is_none() {
             return Ok(None);
         }
-        let text = secrets.to_sealable();
-        self.0.seal(&scope(id), "secrets", text.expose_secret().as_bytes()).map(|sealed| Some(sealed.to_string()))
+        let scope = scope(id);
+        self.0.seal(purpose(&scope), &secrets.to_sealable()).map(|sealed| Some(sealed.to_string()))
     }
 }
 
 impl Unseal for Sealing {
     fn source_secrets(&self, source: &kici_store::model::Source) -> Result<SourceSecrets, String> {
         let Some(sealed) = &source.sealed_secrets else { return Ok(SourceSecrets::default()) };
-        let text = self.0.open_text(&scope(source.id), "secrets", sealed).map_err(|error| error.to_string())?;
+        let sealed: SealedBox = sealed.parse().map_err(|error: SealError| error.to_string())?;
+        let scope = scope(source.id);
+        let text = self.0.open(purpose(&scope), &sealed).map_err(|error| error.to_string())?;
         SourceSecrets::from_unsealed(&text).map_err(|error| error.to_string())
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kici_api::live::Hub;
 use kici_api::ports::Ports;
+use kici_api::server::ApiState;
 use kici_blobs::Blobs;
 use kici_dispatch::Dispatcher;
 use kici_dispatch::config::DispatchConfig;
@@ -138,7 +139,7 @@ impl Orchestrator {
             .map_err(|error| StartError::System { what: "the log thread", problem: error.to_string() })?;
         let live = Hub::new();
         let sealing = Arc::new(Sealing(sealer(&config, &data)?));
-        let forges = Arc::new(Forges::new(around.clock.clone(), config.workflow_cache_entries));
+        let forges = Arc::new(Forges::new(http_client()?, around.clock.clone(), config.local_paths.clone()));
         let sources = SourceBook::new(sealing.clone(), Arc::new(AllForges(forges)));
         let dispatcher = dispatcher(&config, &instance, cluster_id, &store, &sources, &live, &around);
         let build = Build { config: &config, data: &data, around: &around, store: &store, stop: &stop, tasks: &tasks };
@@ -222,7 +223,7 @@ async fn open_store(
             tracing::info!(migration, "schema migrated");
         }
     } else {
-        store.check_schema().await?;
+        store.schema_check().await?;
     }
     Ok(store)
 }
@@ -278,6 +279,16 @@ async fn announce_instance(
         tracing::info!(freed, "deliveries that an earlier process had begun are taken again");
     }
     Ok(identity)
+}
+
+/// The client that forges are asked through.
+fn http_client() -> Result<reqwest::Client, StartError> {
+    reqwest::Client::builder()
+        .user_agent(concat!("kici/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(std::time::Duration::from_secs(10))
+        .timeout(std::time::Duration::from_secs(60))
+        .build()
+        .map_err(|error| StartError::System { what: "the HTTP client", problem: error.to_string() })
 }
 
 fn sealer(config: &Config, data: &DataDir) -> Result<Sealer, StartError> {
@@ -388,7 +399,7 @@ impl Build<'_> {
             stopping: AtomicBool::new(false),
             drain_reason: std::sync::Mutex::default(),
         });
-        let (access_log, writer) = AccessBook::new(store.clone(), clock.clone(), self.stop.clone());
+        let (access_log, writer) = AccessBook::new(store.clone(), self.stop.clone());
         self.tasks.spawn(writer);
         let tokens = || Tokens { store: store.clone(), clock: clock.clone() };
         let fleet =
@@ -423,10 +434,10 @@ impl Build<'_> {
         };
         let background = Arc::new(Background {
             store: store.clone(),
-            clock,
+            clock: clock.clone(),
             node: node.clone(),
             payloads,
-            sealer: LogSealer::new(root, logs.clone(), store, blobs),
+            sealer: LogSealer::new(root, logs.clone(), store, blobs, clock),
             instance: identity,
             event_log: config.event_log.clone(),
         });
@@ -435,8 +446,9 @@ impl Build<'_> {
 }
 
 fn halves(ports: Ports, inbox: Arc<Inbox>, config: &Config, around: &Surroundings, gateway: Gateway) -> Halves {
-    let intake = Intake { inbox, ids: around.ids.clone(), max_body_bytes: config.ingest.max_body_bytes };
-    let http = crate::intake::router(intake).merge(kici_api::server::router(ports));
+    let intake = Intake { inbox, max_body_bytes: config.ingest.max_body_bytes };
+    let api = kici_api::server::routes(ApiState::new(ports, around.clock.clone()));
+    let http = kici_api::server::finish(crate::intake::router(intake).merge(api), around.ids.clone());
     let grpc = tonic::service::Routes::new(gateway.into_service()).prepare().into_axum_router();
     Halves { http, grpc }
 }

@@ -109,8 +109,7 @@ impl Planner {
             request_id: manual.request_id,
             machine_id: source.local_repo().is_some().then_some(self.config.machine_id.as_str()),
         };
-        let key = format!("manual:{}", id.uuid());
-        let run = self.maker().run(id, origin, key, &workflow, &event, "manual", plan);
+        let run = self.maker().run(id, origin, &workflow, &event, "manual", plan);
         Ok(self.store.run_create(run, manual.request_key, activate).await?)
     }
 

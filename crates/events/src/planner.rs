@@ -236,10 +236,7 @@ impl Planner {
         match plan_run(Scope { workflow, event, run: RunInfo { id, attempt: 1 } }) {
             Ok(Planned::Run(plan)) => {
                 decision.notes.extend(plan.notes.iter().map(|note| format!("{}: {note}", workflow.name)));
-                let delivery = origin.delivery.map(|id| id.uuid().to_string()).unwrap_or_default();
-                let key = format!("{delivery}:{}:{}/{}", event.routing_key, origin.repo, workflow.name);
-                let maker = self.maker();
-                decision.runs.push(maker.run(id, origin, key, workflow, event, kind, plan));
+                decision.runs.push(self.maker().run(id, origin, workflow, event, kind, plan));
             }
             Ok(Planned::Declined { reason }) => decision.notes.push(format!("{}: {reason}", workflow.name)),
             Err(error) => {

@@ -52,7 +52,6 @@ impl RunMaker<'_> {
         &self,
         id: RunId,
         origin: Origin<'_>,
-        dedup_key: String,
         workflow: &Workflow,
         event: &Event,
         trigger_kind: &str,
@@ -67,7 +66,7 @@ impl RunMaker<'_> {
             org: origin.org.to_owned(),
             source_id: origin.source,
             delivery_id: origin.delivery,
-            dedup_key,
+            dedup_key: dedup_key(id, origin, workflow, event),
             repo: origin.repo.to_owned(),
             git_ref: origin.git_ref.map(str::to_owned),
             sha: origin.sha.to_owned(),
@@ -103,6 +102,14 @@ impl RunMaker<'_> {
             fail_fast: job.fail_fast,
             timeout: job.timeout_ms.map(Duration::from_millis),
         }
+    }
+}
+
+/// One run per delivery and workflow, however often the delivery is processed; each start by hand is a run of its own.
+fn dedup_key(id: RunId, origin: Origin<'_>, workflow: &Workflow, event: &Event) -> String {
+    match origin.delivery {
+        Some(delivery) => format!("{}:{}:{}/{}", delivery.uuid(), event.routing_key, origin.repo, workflow.name),
+        None => format!("manual:{}", id.uuid()),
     }
 }
 

@@ -1,14 +1,13 @@
 //! The access log: what is worth an entry is written in batches, behind the requests.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kici_access::{AccessSource, Outcome, Recorder};
+use kici_access::AccessEntry;
 use kici_api::dto::access_log::{AccessFilter, AccessView};
 use kici_api::page::{PageRequest, Slice};
-use kici_api::ports::{AccessLog, AccessOutcome, AccessRecord, Answer, Caller};
-use kici_engine::time::Clock;
+use kici_api::ports::{AccessLog, Answer, Caller};
 use kici_store::{Store, model};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -23,8 +22,6 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The access log over the store.
 pub(crate) struct AccessBook {
     store: Store,
-    clock: Arc<dyn Clock>,
-    recorder: Mutex<Recorder>,
     queue: mpsc::Sender<model::NewAccess>,
 }
 
@@ -32,12 +29,11 @@ impl AccessBook {
     /// A log, and the task that writes it until `stop`.
     pub(crate) fn new(
         store: Store,
-        clock: Arc<dyn Clock>,
         stop: CancellationToken,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let (queue, entries) = mpsc::channel(QUEUE);
         let writer = write(store.clone(), entries, stop);
-        (Arc::new(Self { store, clock, recorder: Mutex::default(), queue }), writer)
+        (Arc::new(Self { store, queue }), writer)
     }
 }
 
@@ -68,35 +64,23 @@ async fn write(store: Store, mut entries: mpsc::Receiver<model::NewAccess>, stop
 
 #[async_trait]
 impl AccessLog for AccessBook {
-    fn record(&self, record: AccessRecord) {
-        let outcome = match record.outcome {
-            AccessOutcome::Allowed => Outcome::Allowed,
-            AccessOutcome::Denied => Outcome::Denied,
-            AccessOutcome::Error => Outcome::Error,
+    fn record(&self, entry: AccessEntry) {
+        let (target_type, target_id) = entry.target.map(|(kind, id)| (kind.as_str().to_owned(), id)).unzip();
+        let row = model::NewAccess {
+            org: Some(entry.org.unwrap_or_else(|| DEFAULT_ORG.to_owned())),
+            actor_type: entry.actor.kind.as_str().to_owned(),
+            actor_id: entry.actor.id,
+            actor_meta: entry.actor.via.map(|label| serde_json::json!({"via_agent": label})),
+            action: entry.action.to_string(),
+            source: entry.source.as_str().to_owned(),
+            outcome: entry.outcome.as_str().to_owned(),
+            target_type,
+            target_id,
+            request_id: entry.request_id,
+            routing_key: entry.routing_key,
+            error_message: entry.error_message,
         };
-        let keep = {
-            let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-            recorder.keeps(record.action, &record.actor, outcome, &record.request_id, self.clock.now())
-        };
-        if !keep {
-            return;
-        }
-        let source = if record.from_cli { AccessSource::AdminCli } else { AccessSource::AdminHttp };
-        let entry = model::NewAccess {
-            org: Some(DEFAULT_ORG.to_owned()),
-            actor_type: record.actor.kind.as_str().to_owned(),
-            actor_id: record.actor.id.clone(),
-            actor_meta: None,
-            action: record.action.to_owned(),
-            source: source.as_str().to_owned(),
-            outcome: outcome.as_str().to_owned(),
-            target_type: record.target_type.map(str::to_owned),
-            target_id: record.target_id,
-            request_id: Some(record.request_id),
-            routing_key: record.routing_key,
-            error_message: record.error,
-        };
-        if self.queue.try_send(entry).is_err() {
+        if self.queue.try_send(row).is_err() {
             metrics::counter!("kici_orch_access_log_dropped_total").increment(1);
         }
     }

@@ -1,6 +1,7 @@
 //! Faults of the layers below as the answers a caller sees.
 
 use kici_api::problem::{Code, Problem};
+use kici_dispatch::DispatchError;
 use kici_events::{ManualError, Refusal};
 use kici_forge::ForgeError;
 use kici_store::StoreError;
@@ -19,6 +20,17 @@ pub(super) fn store(error: StoreError) -> Problem {
             tracing::error!(%error, "the database failed");
             Problem::internal()
         }
+    }
+}
+
+/// A fault of the dispatcher.
+pub(super) fn dispatch(error: DispatchError) -> Problem {
+    match error {
+        DispatchError::Store(error) => store(error),
+        DispatchError::NoSuchRun => Problem::not_found("this run"),
+        DispatchError::NoSuchJob => Problem::not_found("this job in the queue"),
+        DispatchError::NoSuchAgent => Problem::not_found("this connected agent"),
+        DispatchError::AlreadyTerminal(_) => Problem::new(Code::RunTerminal, error.to_string()),
     }
 }
 

@@ -12,6 +12,7 @@ use kici_api::problem::Problem;
 use kici_dispatch::Dispatcher;
 use kici_engine::ids::{AgentId, InstanceId, JobId};
 use kici_engine::lock::Matcher;
+use kici_engine::state::QueueStatus;
 use kici_store::{Store, model};
 
 use super::fault;
@@ -148,6 +149,26 @@ impl Fleet {
     }
 }
 
+/// Why a job is where it is, in one sentence.
+fn verdict(found: &kici_dispatch::Explanation) -> String {
+    if found.row.status != QueueStatus::Pending {
+        return match &found.row.agent_id {
+            Some(agent) => format!("it is {} at agent `{agent}`", found.row.status),
+            None => format!("it is {}", found.row.status),
+        };
+    }
+    if let Some(why) = &found.orchestrator {
+        return format!("this orchestrator gives out no jobs: {why}");
+    }
+    if let Some(why) = &found.unroutable {
+        return why.clone();
+    }
+    match found.agents.iter().filter(|agent| agent.obstacle.is_none()).count() {
+        0 => "every agent that could run it is busy, draining or away".to_owned(),
+        count => format!("{count} agents can take it; it goes to the next free slot"),
+    }
+}
+
 #[async_trait]
 impl Queue for Fleet {
     async fn list(&self, caller: &Caller, filter: &QueueFilter, page: PageRequest) -> Answer<Slice<QueueEntry>> {
@@ -186,12 +207,17 @@ impl Queue for Fleet {
 
     async fn explain(&self, caller: &Caller, id: JobId) -> Answer<QueueExplanation> {
         let (row, job) = self.row(caller, id).await?;
-        let found = self.dispatcher.explain(&row);
+        let found = self.dispatcher.explain(id).await.map_err(fault::dispatch)?;
+        let verdict = verdict(&found);
         let agents = found
             .agents
             .into_iter()
-            .map(|agent| AgentVerdict { agent_id: agent.agent_id, eligible: agent.eligible, reason: agent.reason })
+            .map(|agent| AgentVerdict {
+                agent_id: agent.agent_id,
+                eligible: agent.obstacle.is_none(),
+                reason: agent.obstacle.unwrap_or_else(|| "it can take the job".to_owned()),
+            })
             .collect();
-        Ok(QueueExplanation { entry: entry(&row, job.as_ref()), verdict: found.verdict, agents })
+        Ok(QueueExplanation { entry: entry(&row, job.as_ref()), verdict, agents })
     }
 }

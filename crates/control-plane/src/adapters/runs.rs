@@ -10,7 +10,7 @@ use kici_api::dto::logs::LogRange;
 use kici_api::page::{PageRequest, Slice};
 use kici_api::ports::{Answer, Caller, JobRef, LogRequest, Runs, StepRef};
 use kici_api::problem::{Code, Problem};
-use kici_dispatch::{CancelError, Dispatcher};
+use kici_dispatch::{DispatchError, Dispatcher};
 use kici_engine::ids::RunId;
 use kici_engine::state::FailureReason;
 use kici_events::{Manual, Planner, SourceBook};
@@ -168,18 +168,21 @@ impl Runs for RunBook {
         self.visible(caller, id).await?;
         let by = caller.actor.to_string();
         match self.dispatcher.cancel_run(id, &by, FailureReason::CancelledByUser, request.force).await {
-            Ok(done) => Ok(CancelAccepted {
-                run_id: id,
-                status: done.status,
-                agents_notified: done.agents_notified,
-                unreachable: done.unreachable,
-                pending_cancelled: done.pending_cancelled,
-            }),
-            Err(CancelError::NotFound) => Err(Problem::not_found(format!("run {id}"))),
-            Err(CancelError::AlreadyTerminal(status)) => {
+            Ok(done) => {
+                let run = self.visible(caller, id).await?;
+                let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+                Ok(CancelAccepted {
+                    run_id: id,
+                    status: run.status,
+                    agents_notified: count(done.agents_notified),
+                    unreachable: count(done.unreachable),
+                    pending_cancelled: count(done.pending_cancelled),
+                })
+            }
+            Err(DispatchError::AlreadyTerminal(status)) => {
                 Err(Problem::new(Code::RunTerminal, format!("run {id} has ended with `{status}`; nothing to cancel")))
             }
-            Err(CancelError::Store(error)) => Err(fault::store(error)),
+            Err(error) => Err(fault::dispatch(error)),
         }
     }
 

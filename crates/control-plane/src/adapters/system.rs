@@ -44,7 +44,7 @@ pub(crate) struct Node {
 impl Node {
     /// Why jobs cannot be given out and deliveries cannot be stored for want of space; none when they can.
     pub(crate) fn disk_problem(&self) -> Option<String> {
-        let free = kici_sys::host::disk_free(&self.data_dir).ok()?;
+        let free = kici_sys::host::disk_free_bytes(&self.data_dir).ok()?;
         (free < DISK_FAIL / 10 || self.logs.health().is_full())
             .then(|| format!("{} MiB free in {}", free / (1024 * 1024), self.data_dir.display()))
     }
@@ -69,7 +69,7 @@ impl Node {
     }
 
     fn disk_check(&self) -> (CheckStatus, String) {
-        match kici_sys::host::disk_free(&self.data_dir) {
+        match kici_sys::host::disk_free_bytes(&self.data_dir) {
             Ok(free) => {
                 let status = match free {
                     free if free < DISK_FAIL => CheckStatus::Fail,

@@ -15,7 +15,7 @@ use kici_engine::ids::TokenId;
 use kici_engine::labels::CanonicalLabel;
 use kici_engine::time::{Clock, Ts};
 use kici_store::{Store, model};
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::ExposeSecret as _;
 
 use super::fault;
 
@@ -70,10 +70,7 @@ fn access_role(role: model::Role) -> Role {
 
 #[async_trait]
 impl Authenticator for Tokens {
-    async fn authenticate(&self, token: &SecretString) -> Answer<Option<Principal>> {
-        let Some(token) = Token::parse(token.expose_secret()).ok().filter(|token| token.kind() == TokenKind::Admin) else {
-            return Ok(None);
-        };
+    async fn authenticate(&self, token: &Token) -> Answer<Option<Principal>> {
         let found = self.store.admin_token_by_hash(token.hash()).await.map_err(|error| {
             tracing::warn!(%error, "a token cannot be looked up");
             Problem::new(Code::AuthUnavailable, "the token cannot be checked now; try again")
@@ -214,7 +211,7 @@ impl AgentTokens for AgentTokenBook {
         if !self.tokens.store.agent_token_revoke(id).await.map_err(fault::store)? {
             return Err(Problem::not_found(format!("agent token {id}, or it is revoked already: it")));
         }
-        let closed = self.dispatcher.token_revoked(id);
+        let closed = self.dispatcher.close_token(id);
         let sessions_closed = u32::try_from(closed).unwrap_or(u32::MAX);
         Ok(TokenRevoked { revoked: true, sessions_closed, peers_notified: 0 })
     }

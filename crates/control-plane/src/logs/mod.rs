@@ -4,15 +4,19 @@
 //! only. When the agent has sealed a step, the segment is compressed into the object store and removed; until then the
 //! segment is the truth, so a crash at any point loses nothing.
 
+mod reader;
+mod sealer;
 mod segment;
-pub mod service;
+pub(crate) mod service;
 mod writer;
 
 use std::fmt;
 
 use kici_engine::ids::JobId;
 
-pub use writer::{LogAppender, LogError, LogHealth, StepAck};
+pub(crate) use reader::LogReader;
+pub(crate) use sealer::LogSealer;
+pub(crate) use writer::{LogAppender, LogError, StepAck};
 
 /// One delivery of a job whose logs are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +47,19 @@ impl StepFile {
             return Err(BadStepKey(kind.chars().take(60).collect()));
         }
         Ok(Self(format!("{}-{owner_index}-{ordinal}", kind.replace(':', "_"))))
+    }
+
+    /// From its stored form.
+    ///
+    /// # Errors
+    /// [`BadStepKey`] when it is not of that form.
+    pub fn stored(text: &str) -> Result<Self, BadStepKey> {
+        let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'_' | b'-');
+        if (1..=80).contains(&text.len()) && text.bytes().all(legal) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(BadStepKey(text.chars().take(80).collect()))
+        }
     }
 
     /// The file name without its ending.

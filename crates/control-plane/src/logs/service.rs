@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use kici_engine::ids::JobId;
 use kici_protocol::agent::log_chunk::Chunk;
 use kici_protocol::agent::{LogAck, LogChunk, LogData, LogSeal, StepKey};
-use kici_protocol::common::JobRef;
+use kici_store::model::JobRef;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
@@ -47,8 +46,10 @@ where
         return Err(Status::invalid_argument("the first chunk must be LogOpen"));
     };
     let job = open.job.ok_or_else(|| Status::invalid_argument("LogOpen.job is missing"))?;
-    let id: JobId = job.job_id.parse().map_err(|error| Status::invalid_argument(format!("LogOpen.job: {error}")))?;
-    Ok((LogKey { job: id, epoch: job.dispatch_epoch }, job))
+    let bad = |error| Status::invalid_argument(format!("LogOpen.job: {error}"));
+    let (run_id, job_id) = (job.run_id.parse().map_err(bad)?, job.job_id.parse().map_err(bad)?);
+    let job = JobRef { run_id, job_id, epoch: job.dispatch_epoch };
+    Ok((LogKey { job: job_id, epoch: job.epoch }, job))
 }
 
 /// Serves the rest of a call whose sender was found to own the job: stores what comes, answers with what is durable.
