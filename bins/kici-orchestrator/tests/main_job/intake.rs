@@ -1,0 +1,127 @@
+//! The door for webhooks, with real payloads.
+
+use std::fs;
+use std::path::PathBuf;
+
+use kici_api::dto::events::DeliveryFilter;
+use kici_api::dto::sources::{AddSource, SourceKind};
+use kici_api::page::PageQuery;
+use kici_forge::verify::sign;
+use secrecy::SecretString;
+use serde_json::json;
+
+use crate::stack::{Stack, until};
+
+const SECRET: &str = "a secret for tests";
+
+fn payloads() -> Vec<(String, Vec<u8>)> {
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../crates/forge/tests/data/github");
+    let mut found: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .flatten()
+        .filter(|entry| entry.path().extension().is_some_and(|ending| ending == "json"))
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).unwrap()))
+        .collect();
+    found.sort();
+    assert!(found.len() >= 28);
+    found
+}
+
+async fn github(stack: &Stack) {
+    let secrets = [("webhook_secret".to_owned(), kici_api::dto::SecretText::new(SECRET))].into();
+    let config = json!({"app_id": 7});
+    let request = AddSource { name: "gh".into(), kind: SourceKind::Github, config, secrets };
+    stack.client.add_source(&request).await.unwrap();
+}
+
+async fn post(stack: &Stack, event: &str, id: &str, body: Vec<u8>, signature: &str) -> u16 {
+    let sent = stack
+        .http
+        .post(format!("http://{}/webhooks/github/7", stack.address))
+        .header("x-github-event", event)
+        .header("x-github-delivery", id)
+        .header("x-hub-signature-256", signature)
+        .header("content-type", "application/json")
+        .body(body)
+        .send()
+        .await
+        .unwrap();
+    sent.status().as_u16()
+}
+
+#[tokio::test]
+async fn every_real_payload_is_accepted_and_settled_with_a_reason_and_none_gives_a_5xx() {
+    let stack = Stack::start(None).await;
+    github(&stack).await;
+    let secret = SecretString::from(SECRET);
+    let mut expected = 0;
+    for (name, body) in payloads() {
+        let event = name.split('.').next().unwrap().to_owned();
+        let signature = sign(&secret, &body);
+        assert_eq!(post(&stack, &event, &name, body.clone(), &signature).await, 202, "{name}");
+        // Cut off, and with a flipped byte, but signed: stored, and refused with a reason when they are read.
+        let mut damaged = body.clone();
+        damaged.truncate(body.len() / 2);
+        let signature = sign(&secret, &damaged);
+        assert_eq!(post(&stack, &event, &format!("{name}-cut"), damaged, &signature).await, 202, "{name}");
+        let mut damaged = body.clone();
+        damaged[0] ^= 0x20;
+        let signature = sign(&secret, &damaged);
+        assert_eq!(post(&stack, &event, &format!("{name}-bit"), damaged, &signature).await, 202, "{name}");
+        expected += 3;
+    }
+    let page = PageQuery { limit: Some(200), ..PageQuery::default() };
+    let settled = until("all deliveries to be settled", async || {
+        let listed = stack.client.deliveries(&DeliveryFilter::default(), &page).await.ok()?;
+        let open = listed.items.iter().any(|delivery| delivery.status == "received" && delivery.attempts == 0);
+        (!open && listed.items.len() == expected).then_some(listed.items)
+    })
+    .await;
+    for delivery in settled {
+        assert!(delivery.note.is_some() || delivery.error.is_some(), "{delivery:?}");
+        if delivery.delivery_id.ends_with("-cut") || delivery.delivery_id.ends_with("-bit") {
+            assert_eq!(delivery.status, "failed", "{delivery:?}");
+            assert_eq!(delivery.attempts, 0, "{delivery:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_signature_leaves_no_row() {
+    let stack = Stack::start(None).await;
+    github(&stack).await;
+    let (_, body) = payloads().remove(0);
+    let right = sign(&SecretString::from(SECRET), &body);
+    let other = sign(&SecretString::from("another secret"), &body);
+    for (signature, status) in [(other.as_str(), 401), (&right[..right.len() - 2], 401), ("sha256=xyz", 401), ("", 401)] {
+        assert_eq!(post(&stack, "push", "x", body.clone(), signature).await, status, "{signature}");
+    }
+    let mut flipped = body.clone();
+    flipped[10] ^= 1;
+    assert_eq!(post(&stack, "push", "x", flipped, &right).await, 401);
+    let listed = stack.client.deliveries(&DeliveryFilter::default(), &PageQuery::default()).await.unwrap();
+    assert!(listed.items.is_empty());
+    // The id was not used up.
+    assert_eq!(post(&stack, "push", "x", body, &right).await, 202);
+}
+
+#[tokio::test]
+async fn a_body_over_25_mib_is_refused_before_it_is_stored() {
+    let stack = Stack::start(None).await;
+    github(&stack).await;
+    let body = vec![b'x'; 25 * 1024 * 1024 + 1];
+    let signature = sign(&SecretString::from(SECRET), &body);
+    assert_eq!(post(&stack, "push", "big", body, &signature).await, 413);
+}
+
+#[tokio::test]
+async fn unknown_sources_and_paths_get_a_problem_document() {
+    let stack = Stack::start(None).await;
+    for path in ["/webhooks/github/9", "/webhooks/default/nobody", "/nothing"] {
+        let sent = stack.http.post(format!("http://{}{path}", stack.address)).body("{}").send().await.unwrap();
+        assert_eq!(sent.status(), 404, "{path}");
+        assert_eq!(sent.headers()["content-type"], "application/problem+json", "{path}");
+        let problem: serde_json::Value = sent.json().await.unwrap();
+        assert!(problem["request_id"].as_str().is_some_and(|id| !id.is_empty()), "{problem}");
+    }
+}

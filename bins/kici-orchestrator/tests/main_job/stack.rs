@@ -1,0 +1,286 @@
+//! A whole installation of real processes on loopback: an orchestrator, agents, repositories on disk.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kici_api::client::{Client, ClientConfig};
+use kici_api::dto::logs::{FollowEvent, FollowRequest};
+use kici_api::dto::runs::{RunDetail, RunFilter};
+use kici_api::dto::sources::{AddSource, SourceKind};
+use kici_api::dto::tokens::CreateAgentToken;
+use kici_api::page::PageQuery;
+use kici_engine::ids::RunId;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up on it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that is killed when the test ends.
+pub struct Process(Child);
+
+impl Process {
+    pub fn signal(&self, signal: Signal) {
+        // The process is a child that was not waited for, so its pid is still its own.
+        let _ = kill(Pid::from_raw(self.0.id() as i32), signal);
+    }
+
+    pub fn kill(mut self) {
+        self.signal(Signal::SIGKILL);
+        let _ = self.0.wait();
+    }
+
+    pub async fn exit_code(&mut self) -> Option<i32> {
+        until("the process to exit", async || self.0.try_wait().unwrap()).await.code()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// Asks again and again until there is an answer; the processes under test have no other way to tell.
+pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let asked = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+/// One installation.
+pub struct Stack {
+    pub dir: TempDir,
+    pub database: Option<String>,
+    pub address: String,
+    pub orchestrator: Option<Process>,
+    pub client: Client,
+    pub http: reqwest::Client,
+}
+
+fn binary(name: &str) -> PathBuf {
+    let ours = PathBuf::from(env!("CARGO_BIN_EXE_kici-orchestrator"));
+    let path = ours.with_file_name(name);
+    assert!(path.exists(), "{} is missing; build it with `cargo build --workspace`", path.display());
+    path
+}
+
+/// A command without any of this process' settings.
+fn clean(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").stdin(Stdio::null());
+    command
+}
+
+fn log_file(path: &Path) -> Stdio {
+    fs::File::options().create(true).append(true).open(path).unwrap().into()
+}
+
+impl Stack {
+    /// Starts an orchestrator on a database of its own: SQLite, or the given one.
+    pub async fn start(database: Option<String>) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("repos")).unwrap();
+        let http = reqwest::Client::new();
+        let client = Client::new(ClientConfig::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let mut stack = Self { dir, database, address: String::new(), orchestrator: None, client, http };
+        stack.start_orchestrator("127.0.0.1:0").await;
+        stack
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// Starts the orchestrator and waits until it is ready.
+    pub async fn start_orchestrator(&mut self, listen: &str) {
+        let _ = fs::remove_file(self.data().join("address"));
+        let mut command = clean(Path::new(env!("CARGO_BIN_EXE_kici-orchestrator")));
+        command
+            .env("KICI_DATA_DIR", self.data())
+            .env("KICI_SERVER_LISTEN", listen)
+            .env("KICI_SOURCES_LOCAL_PATHS", self.dir.path().join("repos"))
+            .env("KICI_STARTUP_BACKOFF_MS", "0")
+            .stdout(log_file(&self.dir.path().join("orchestrator.log")))
+            .stderr(log_file(&self.dir.path().join("orchestrator.log")));
+        if let Some(url) = &self.database {
+            command.env("KICI_DATABASE_URL", url);
+        }
+        self.orchestrator = Some(Process(command.spawn().unwrap()));
+        let file = self.data().join("address");
+        self.address = until("the orchestrator's address", async || fs::read_to_string(&file).ok()).await;
+        let token = fs::read_to_string(self.data().join("bootstrap-token")).unwrap();
+        let mut config = ClientConfig::new(format!("http://{}", self.address).parse().unwrap());
+        config.token = Some(token.trim().to_owned().into());
+        self.client = Client::new(config).unwrap();
+        until("readiness", async || self.client.ready().await.ok().filter(|ready| ready.ready)).await;
+    }
+
+    /// What both programs have logged so far, for the message of a failing assertion.
+    pub fn logs(&self) -> String {
+        let mut text = String::new();
+        for entry in fs::read_dir(self.dir.path()).unwrap().flatten() {
+            if entry.path().extension().is_some_and(|ending| ending == "log") {
+                text += &format!("== {}\n{}", entry.path().display(), fs::read_to_string(entry.path()).unwrap());
+            }
+        }
+        text
+    }
+
+    pub async fn agent_token(&self) -> kici_api::dto::tokens::TokenCreated {
+        self.client.create_agent_token(&CreateAgentToken::default()).await.unwrap()
+    }
+
+    /// Starts an agent and waits until it is connected.
+    pub async fn start_agent(&self, name: &str, token: &str, more: &[(&str, &str)]) -> Process {
+        let process = self.spawn_agent(name, token, more);
+        until("the agent to connect", async || {
+            let agents = self.client.agents(&Default::default()).await.ok()?;
+            agents.items.iter().any(|agent| agent.id.as_str() == name && agent.connected_at.is_some()).then_some(())
+        })
+        .await;
+        process
+    }
+
+    pub fn spawn_agent(&self, name: &str, token: &str, more: &[(&str, &str)]) -> Process {
+        let mut command = clean(&binary("kici-agent"));
+        let log = self.dir.path().join(format!("{name}.log"));
+        command
+            .env("KICI_ORCHESTRATOR_URL", format!("http://{}", self.address))
+            .env("KICI_AGENT_ID", name)
+            .env("KICI_AGENT_TOKEN", token)
+            .env("KICI_LABELS", "default")
+            .env("KICI_PORT", "0")
+            .env("KICI_STATE_DIR", self.dir.path().join(name))
+            .env("KICI_RUNTIME_DIR", self.dir.path().join(format!("{name}.run")))
+            .envs(more.iter().copied())
+            .stdout(log_file(&log))
+            .stderr(log_file(&log));
+        Process(command.spawn().unwrap())
+    }
+
+    /// A repository with these files, committed on `main`, as a source of the same name.
+    pub async fn repository(&self, name: &str, files: &[(&str, &str)]) -> Repository {
+        let repository = Repository::create(&self.dir.path().join("repos").join(name), files);
+        self.client
+            .add_source(&AddSource {
+                name: name.to_owned(),
+                kind: SourceKind::Local,
+                config: json!({"path": repository.path}),
+                secrets: Default::default(),
+            })
+            .await
+            .unwrap_or_else(|error| panic!("{error}\n{}", self.logs()));
+        repository
+    }
+
+    /// Sends a push of `main` and waits for the runs that it makes.
+    pub async fn push(&self, repository: &Repository, source: &str) -> Vec<RunId> {
+        let body = json!({"ref": "refs/heads/main", "before": "0".repeat(40), "after": repository.head()});
+        let sent = self
+            .http
+            .post(format!("http://{}/webhooks/default/{source}", self.address))
+            .json(&body)
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(sent.status(), 202);
+        let answer: serde_json::Value = sent.json().await.unwrap();
+        let id = answer["delivery_id"].as_str().unwrap().parse().unwrap();
+        until("the delivery to be processed", async || {
+            let delivery = self.client.delivery(id).await.ok()?;
+            (delivery.status != "received").then_some(())
+        })
+        .await;
+        let filter = RunFilter { delivery: Some(id), ..RunFilter::default() };
+        let runs = self.client.runs(&filter, &PageQuery::default()).await.unwrap();
+        runs.items.iter().map(|run| run.id).collect()
+    }
+
+    /// The one run of a push.
+    pub async fn push_one(&self, repository: &Repository, source: &str) -> RunId {
+        let runs = self.push(repository, source).await;
+        assert_eq!(runs.len(), 1, "{}", self.logs());
+        runs[0]
+    }
+
+    /// Waits until a run has ended.
+    pub async fn ended(&self, run: RunId) -> RunDetail {
+        until("the run to end", async || {
+            let detail = self.client.run(run).await.ok()?;
+            detail.run.status.is_terminal().then_some(detail)
+        })
+        .await
+    }
+
+    /// The texts of all lines of a job's steps, in order, as the API follows them.
+    pub async fn log(&self, run: RunId, job: &str) -> Vec<String> {
+        let request = FollowRequest { job: Some(job.to_owned()), follow: true, ..FollowRequest::default() };
+        let mut follow = self.client.follow(run, request);
+        let mut lines = Vec::new();
+        while let Some(event) = follow.next().await {
+            if let FollowEvent::Lines { step, lines: more, .. } = event.unwrap() {
+                if step.starts_with("step-") {
+                    lines.extend(more.into_iter().map(|line| line.text));
+                }
+            }
+        }
+        lines
+    }
+}
+
+/// A git repository on disk.
+pub struct Repository {
+    pub path: PathBuf,
+}
+
+impl Repository {
+    pub fn create(path: &Path, files: &[(&str, &str)]) -> Self {
+        fs::create_dir_all(path).unwrap();
+        let repository = Self { path: path.to_owned() };
+        repository.git(&["init", "-q", "-b", "main"]);
+        repository.commit(files);
+        repository
+    }
+
+    pub fn commit(&self, files: &[(&str, &str)]) {
+        for (name, text) in files {
+            let path = self.path.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        self.git(&["add", "-A"]);
+        self.git(&["commit", "-q", "-m", "change"]);
+    }
+
+    pub fn head(&self) -> String {
+        self.git(&["rev-parse", "HEAD"]).trim().to_owned()
+    }
+
+    pub fn git(&self, arguments: &[&str]) -> String {
+        let output = clean(Path::new("git"))
+            .current_dir(&self.path)
+            .env("GIT_CONFIG_GLOBAL", "/dev/null")
+            .env("GIT_AUTHOR_NAME", "a")
+            .env("GIT_AUTHOR_EMAIL", "a@example.com")
+            .env("GIT_COMMITTER_NAME", "a")
+            .env("GIT_COMMITTER_EMAIL", "a@example.com")
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
