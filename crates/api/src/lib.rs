@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "client")]
+pub mod client;
 pub mod dto;
 #[cfg(feature = "server")]
 pub mod live;
@@ -15,3 +17,5 @@ pub mod ports;
 pub mod problem;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "testing")]
+pub mod testing;

@@ -1,7 +1,7 @@
 //! The data directory: chosen, made private, locked against a second daemon.
 //!
 //! ```text
-//! LOCK  instance-id  secret.key  bootstrap-token   db/kici.sqlite3   logs/<job>/<epoch>/   objects/
+//! LOCK  address  instance-id  secret.key  bootstrap-token   db/kici.sqlite3   logs/<job>/<epoch>/   objects/
 //! ```
 
 use std::fs::{self, File, OpenOptions};

@@ -153,6 +153,8 @@ impl Orchestrator {
         tasks.spawn(parts.worker.run(parts.work, stop.clone(), tasks.clone()));
         parts.background.start(&tasks, &stop);
         parts.node.warm.store(true, Ordering::SeqCst);
+        // Where to find this process, for whoever may read the directory.
+        data.write_private("address", address.to_string().as_bytes())?;
         tracing::info!(%address, instance = %instance, database = store.backend(), ms = started.elapsed().as_millis(), "ready");
         Ok(Self {
             address,

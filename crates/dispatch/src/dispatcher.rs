@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use kici_engine::ids::{AgentId, IdSource, JobId, TokenId};
+use kici_engine::ids::{AgentId, IdSource, JobId, SessionId, TokenId};
 use kici_engine::labels::CompiledSelector;
 use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::AgentDrain;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_protocol::close::CloseReason;
-use kici_store::model::{Activate, Effects};
+use kici_store::model::{Activate, Effects, JobRef};
 use kici_store::{Store, StoreError, Topic, Wakeup};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +19,8 @@ use tokio_util::task::TaskTracker;
 use crate::activate::Activator;
 use crate::config::DispatchConfig;
 use crate::deadlines::Deadlines;
+use crate::decide::gates::Holder;
+use crate::decide::violations::Ownership;
 use crate::locks::Locks;
 use crate::meters;
 use crate::ports::{Change, Changes, Clones};
@@ -68,6 +70,9 @@ pub struct DrainStatus {
     pub jobs_running: usize,
 }
 
+/// Host names of the roster's static hosts, and when they were read.
+pub(crate) type KnownHosts = (tokio::time::Instant, HashMap<String, Vec<Holder>>);
+
 /// Gives jobs to agents and follows them to their end. One per orchestrator process.
 pub struct Dispatcher {
     pub(crate) config: DispatchConfig,
@@ -86,7 +91,9 @@ pub struct Dispatcher {
     pub(crate) claims_stopped: Mutex<Option<String>>,
     pub(crate) selectors: Mutex<HashMap<String, Option<Arc<CompiledSelector>>>>,
     pub(crate) routing_reasons: Mutex<HashMap<JobId, String>>,
+    /// Not more than there are jobs under way.
     pub(crate) late_triage: Mutex<Vec<LateTriage>>,
+    pub(crate) known_hosts: tokio::sync::Mutex<Option<KnownHosts>>,
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
@@ -125,6 +132,7 @@ impl Dispatcher {
             selectors: Mutex::default(),
             routing_reasons: Mutex::default(),
             late_triage: Mutex::default(),
+            known_hosts: tokio::sync::Mutex::default(),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
         })
@@ -195,9 +203,10 @@ impl Dispatcher {
 
     /// Carries out what follows from a committed change of jobs: tells readers, frees slots, looks for work. Everybody who
     /// gets [`Effects`] from the store calls this.
-    pub fn apply_effects(&self, effects: &Effects) {
+    pub fn apply_effects(self: &Arc<Self>, effects: &Effects) {
         let run_id = effects.run.id;
         let mut came_free = false;
+        self.stop_at_agents(&effects.to_stop, false);
         for finished in &effects.finished_jobs {
             if let Some(agent) = &finished.agent_id {
                 came_free |= self.registry.untrack_of(agent, finished.job, true);
@@ -217,6 +226,23 @@ impl Dispatcher {
     /// The agents that are connected here, by name.
     pub fn agents(&self) -> Vec<AgentView> {
         self.registry.views()
+    }
+
+    /// Whether the agent of a session may speak for a job: for services next to the session, such as logs. `NotOwned` when
+    /// the session is not current.
+    pub async fn owns(&self, session: SessionId, job: JobRef) -> Ownership {
+        if self.registry.holds(session, job) {
+            return Ownership::Owned;
+        }
+        match self.registry.identity(session) {
+            Some(identity) => self.ownership_in_store(job, &identity.agent_id).await,
+            None => Ownership::NotOwned,
+        }
+    }
+
+    /// The agent of a session and its token, while the session is current.
+    pub fn session_agent(&self, session: SessionId) -> Option<(AgentId, Option<TokenId>)> {
+        self.registry.identity(session).map(|identity| (identity.agent_id, identity.token_id))
     }
 
     /// Lets an agent finish its jobs and take no more, or work again.

@@ -57,3 +57,7 @@ pub(crate) fn unroutable_failed() {
 pub(crate) fn stale_found() {
     metrics::counter!("kici_orch_stale_runs_detected_total").increment(1);
 }
+
+pub(crate) fn nonmonotonic(rejected: &'static str) {
+    metrics::counter!("kici_orch_nonmonotonic_job_status_writes_total", "rejected_status" => rejected).increment(1);
+}

@@ -140,7 +140,7 @@ impl Dispatcher {
         });
     }
 
-    async fn offer(&self, link: &Link, claimed: ClaimedJob) {
+    async fn offer(self: &Arc<Self>, link: &Link, claimed: ClaimedJob) {
         let job = claimed.job_ref;
         if let Some(ready_at) = claimed.job.ready_at {
             meters::queue_wait(self.clock.now().since(ready_at));
@@ -167,6 +167,7 @@ impl Dispatcher {
         let now = Instant::now();
         let cancelled = self.registry.with_job(link.session_id(), job, |tracked| {
             tracked.offered_at = Some(now);
+            tracked.grace = std::time::Duration::from_millis(offer.grace_period_ms);
             tracked.cancelling
         });
         match cancelled {
@@ -184,7 +185,7 @@ impl Dispatcher {
     }
 
     /// A claim that no agent will ever see.
-    async fn undo(&self, claimed: &ClaimedJob, why: &str, meter: &'static str) {
+    async fn undo(self: &Arc<Self>, claimed: &ClaimedJob, why: &str, meter: &'static str) {
         let from = RequeueFrom::NotStarted(claimed.agent_id.clone());
         self.requeue(claimed.job_ref, from, why, meter).await;
     }

@@ -1,7 +1,7 @@
 //! The agents that are connected here: their sessions, slots and the jobs they hold. Rebuilt from registrations after a
 //! restart; the queue rows are the truth about who has a job.
 
-mod slots;
+pub(crate) mod slots;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -14,6 +14,7 @@ use kici_engine::time::Ts;
 use kici_store::model::{AgentType, JobRef};
 use tokio::time::Instant;
 
+use crate::decide::gates::Holder;
 use crate::link::Link;
 
 pub use view::{AgentView, HeldView};
@@ -50,6 +51,8 @@ pub(crate) struct Identity {
 pub(crate) struct Tracked {
     pub job: JobRef,
     pub offered_at: Option<Instant>,
+    /// The database knows by when an answer is due.
+    pub armed: bool,
     pub acked: bool,
     pub started: bool,
     pub cancelling: bool,
@@ -58,6 +61,8 @@ pub(crate) struct Tracked {
     pub last_heartbeat: Ts,
     /// The last heartbeat is not in the database yet.
     pub beat_unsaved: bool,
+    /// From TERM to KILL.
+    pub grace: Duration,
 }
 
 impl Tracked {
@@ -65,12 +70,14 @@ impl Tracked {
         Self {
             job,
             offered_at: None,
+            armed: false,
             acked: false,
             started: false,
             cancelling: false,
             awaiting_outbox: false,
             last_heartbeat: now,
             beat_unsaved: false,
+            grace: Duration::ZERO,
         }
     }
 }
@@ -99,6 +106,7 @@ struct Entry {
 struct Inner {
     agents: BTreeMap<AgentId, Entry>,
     by_session: HashMap<SessionId, AgentId>,
+    by_job: HashMap<JobId, AgentId>,
     by_label: HashMap<CanonicalLabel, BTreeSet<AgentId>>,
     /// Agents with a free slot, ready for work.
     free: BTreeSet<AgentId>,
@@ -119,6 +127,8 @@ pub(crate) struct Registry {
 pub(crate) struct Replaced {
     pub session_id: SessionId,
     pub link: Link,
+    /// Its jobs that did not move to the new session: claimed while the agent was registering.
+    pub left: Vec<Tracked>,
 }
 
 /// What an agent that is gone left behind.
@@ -180,6 +190,14 @@ impl Inner {
         self.free.insert(id.clone())
     }
 
+    fn forget_jobs<'a>(&mut self, id: &AgentId, jobs: impl Iterator<Item = &'a JobId>) {
+        for job in jobs {
+            if self.by_job.get(job) == Some(id) {
+                self.by_job.remove(job);
+            }
+        }
+    }
+
     fn of_session(&mut self, session: SessionId) -> Option<&mut Entry> {
         let id = self.by_session.get(&session)?;
         self.agents.get_mut(id)
@@ -201,6 +219,7 @@ impl Registry {
         if let Some(old) = &old {
             inner.unindex(&id, &old.identity.facts.clone());
             inner.by_session.remove(&old.identity.session_id);
+            inner.forget_jobs(&id, old.jobs.keys());
         }
         inner.index(&id, &identity.facts);
         inner.by_session.insert(identity.session_id, id.clone());
@@ -210,7 +229,13 @@ impl Registry {
             (_, true) => Some(format!("it left {MAX_ACK_TIMEOUTS} offers in a row unanswered")),
             _ => None,
         };
-        let jobs = jobs.into_iter().map(|job| (job.job.job_id, job)).collect();
+        let jobs: BTreeMap<JobId, Tracked> = jobs.into_iter().map(|job| (job.job.job_id, job)).collect();
+        inner.by_job.extend(jobs.keys().map(|job| (*job, id.clone())));
+        let replaced = old.map(|old| Replaced {
+            session_id: old.identity.session_id,
+            link: old.link,
+            left: old.jobs.into_values().filter(|job| !jobs.contains_key(&job.job.job_id)).collect(),
+        });
         inner.agents.insert(
             id.clone(),
             Entry {
@@ -229,7 +254,7 @@ impl Registry {
             },
         );
         inner.refresh(&id, now);
-        old.map(|old| Replaced { session_id: old.identity.session_id, link: old.link })
+        replaced
     }
 
     /// Another `Register` of the same session. False when the session is not current any more.
@@ -255,6 +280,7 @@ impl Registry {
         let id = inner.by_session.remove(&session)?;
         let entry = inner.agents.remove(&id)?;
         inner.unindex(&id, &entry.identity.facts);
+        inner.forget_jobs(&id, entry.jobs.keys());
         inner.free.remove(&id);
         Some(Departed { identity: entry.identity, jobs: entry.jobs.into_values().collect() })
     }
@@ -267,6 +293,14 @@ impl Registry {
     /// The identity of a connected agent.
     pub fn agent(&self, id: &AgentId) -> Option<Identity> {
         self.lock().agents.get(id).map(|entry| entry.identity.clone())
+    }
+
+    /// Who holds a job at this epoch here, how to reach it, and the job.
+    pub fn holder(&self, job: JobRef) -> Option<(Identity, Link, Tracked)> {
+        let inner = self.lock();
+        let entry = inner.agents.get(inner.by_job.get(&job.job_id)?)?;
+        let tracked = entry.jobs.get(&job.job_id).filter(|tracked| tracked.job == job)?;
+        Some((entry.identity.clone(), entry.link.clone(), tracked.clone()))
     }
 
     /// How to reach a session, while it is current.
@@ -312,26 +346,28 @@ impl Registry {
     /// Agents that gave a sign of life since the last call.
     pub fn take_seen(&self) -> Vec<AgentId> {
         let mut inner = self.lock();
-        let seen = inner.agents.values_mut().filter(|entry| std::mem::take(&mut entry.seen_unsaved));
-        seen.map(|entry| entry.identity.agent_id.clone()).collect()
+        let seen = inner.agents.values_mut().filter_map(|entry| {
+            std::mem::take(&mut entry.seen_unsaved).then(|| entry.identity.agent_id.clone())
+        });
+        seen.collect()
     }
 
     /// Job heartbeats since the last call.
     pub fn take_beats(&self) -> Vec<(JobRef, Ts)> {
         let mut inner = self.lock();
         let jobs = inner.agents.values_mut().flat_map(|entry| entry.jobs.values_mut());
-        jobs.filter(|job| std::mem::take(&mut job.beat_unsaved)).map(|job| (job.job, job.last_heartbeat)).collect()
+        jobs.filter_map(|job| std::mem::take(&mut job.beat_unsaved).then_some((job.job, job.last_heartbeat))).collect()
     }
 
     /// An agent that holds this host name with another token than `token`.
-    pub fn host_holder(&self, hostname: &str, me: &AgentId, token: Option<TokenId>) -> Option<AgentId> {
+    pub fn host_holder(&self, hostname: &str, me: &AgentId, token: Option<TokenId>) -> Option<Holder> {
         let inner = self.lock();
-        let holder = inner.agents.values().find(|entry| {
-            entry.identity.agent_id != *me
-                && entry.identity.token_id != token
-                && entry.identity.hostname.as_deref().is_some_and(|host| host.eq_ignore_ascii_case(hostname))
+        let other = inner.agents.values().map(|entry| &entry.identity).find(|identity| {
+            identity.agent_id != *me
+                && identity.token_id != token
+                && identity.hostname.as_deref().is_some_and(|host| host.eq_ignore_ascii_case(hostname))
         });
-        holder.map(|entry| entry.identity.agent_id.clone())
+        other.map(|identity| Holder { agent_id: identity.agent_id.clone(), token_id: identity.token_id })
     }
 
     /// Facts of all agents that are not leaving, free or not.

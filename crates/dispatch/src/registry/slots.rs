@@ -14,7 +14,7 @@ use crate::link::Link;
 /// How long a job that an agent refused is not offered to it again.
 const REFUSED_FOR: Duration = Duration::from_secs(60);
 /// How long an agent that said "busy" gets nothing: long enough for the count to settle.
-const BUSY_PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// A selector with rows that wait, ready for matching.
 #[derive(Clone, Debug)]
@@ -122,7 +122,9 @@ impl Registry {
         let entry = inner.of_session(session)?;
         entry.reserved = entry.reserved.saturating_sub(1);
         entry.jobs.insert(job.job_id, Tracked::new(job, now));
-        Some(entry.link.clone())
+        let (id, link) = (entry.identity.agent_id.clone(), entry.link.clone());
+        inner.by_job.insert(job.job_id, id);
+        Some(link)
     }
 
     /// Gives reserved slots back.
@@ -210,6 +212,7 @@ impl Registry {
             return false;
         }
         entry.jobs.remove(&job.job_id);
+        inner.forget_jobs(id, std::iter::once(&job.job_id));
         if late_frames {
             inner.remember_grace(job, id.clone(), now);
         }
@@ -233,6 +236,7 @@ impl Registry {
             Refusal::Unsupported => {}
         }
         let id = entry.identity.agent_id.clone();
+        inner.forget_jobs(&id, std::iter::once(&job.job_id));
         inner.refresh(&id, now);
         true
     }
