@@ -24,3 +24,4 @@ pub mod plan;
 pub mod state;
 pub mod time;
 pub mod trigger;
+pub mod yaml;

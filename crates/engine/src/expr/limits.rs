@@ -3,7 +3,7 @@
 use cel::Program;
 
 use super::reference::{Call, Reference, Walk};
-use super::{ExprError, MAX_COMPREHENSIONS, MAX_DEPTH, MAX_NODES, MAX_SOURCE_BYTES};
+use super::{ExprError, MAX_COMPREHENSIONS, MAX_DEPTH, MAX_LEVELS, MAX_NODES, MAX_OPERATORS, MAX_SOURCE_BYTES};
 
 /// What one walk over the tree found.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub(super) struct Facts {
     pub(super) calls: Vec<Call>,
     /// How many loops over unrelated lists are nested: the exponent of the work.
     pub(super) loops: usize,
+    /// Depth of the tree.
+    pub(super) levels: usize,
     /// Nodes, the size of what the expression itself can write down.
     pub(super) nodes: usize,
     /// `+` operators: each may join two lists.
@@ -23,6 +25,9 @@ impl Facts {
         let walk = Walk::of(program);
         if walk.nodes > MAX_NODES {
             return Err(limit(format!("{} nodes, at most {MAX_NODES}", walk.nodes)));
+        }
+        if walk.levels > MAX_LEVELS {
+            return Err(limit(format!("{} levels of operators and calls, at most {MAX_LEVELS}", walk.levels)));
         }
         if walk.comprehensions > MAX_COMPREHENSIONS {
             let found = walk.comprehensions;
@@ -41,7 +46,14 @@ impl Facts {
         for call in &mut calls {
             call.offset = start_of_call(source, call);
         }
-        Ok(Self { references, calls, loops: walk.loops, nodes: walk.nodes, additions: walk.additions })
+        Ok(Self {
+            references,
+            calls,
+            loops: walk.loops,
+            levels: walk.levels,
+            nodes: walk.nodes,
+            additions: walk.additions,
+        })
     }
 }
 
@@ -59,7 +71,8 @@ fn limit(message: String) -> ExprError {
 }
 
 /// Refuses text that could exhaust the parser's stack, which nothing could catch. Skips what stands in quotes.
-pub(super) fn prescan(source: &str) -> Result<(), ExprError> {
+/// Returns how deep the rest nests.
+pub(super) fn prescan(source: &str) -> Result<usize, ExprError> {
     if source.len() > MAX_SOURCE_BYTES {
         return Err(limit(format!("{} bytes, at most {MAX_SOURCE_BYTES}", source.len())));
     }
@@ -82,14 +95,16 @@ pub(super) fn prescan(source: &str) -> Result<(), ExprError> {
             None => scan.plain(c)?,
         }
     }
-    Ok(())
+    Ok(scan.deepest.max(scan.conditionals))
 }
 
 #[derive(Default)]
 struct Scan {
     depth: usize,
+    deepest: usize,
     prefix: usize,
     conditionals: usize,
+    operators: usize,
 }
 
 impl Scan {
@@ -100,13 +115,21 @@ impl Scan {
             '?' => self.conditionals += 1,
             _ => {}
         }
+        // Chains without brackets (`a.b.c`, `a + b + c`) nest as deeply as they are long.
+        if matches!(c, '.' | '[' | '(' | '+' | '-' | '*' | '/' | '%' | '<' | '>' | '=' | '!' | '&' | '|' | '?' | ',') {
+            self.operators += 1;
+        }
         self.prefix = match c {
             '!' | '-' => self.prefix + 1,
             c if c.is_whitespace() => self.prefix,
             _ => 0,
         };
+        self.deepest = self.deepest.max(self.depth);
         if self.depth.max(self.prefix).max(self.conditionals) > MAX_DEPTH {
             return Err(limit(format!("nested deeper than {MAX_DEPTH}")));
+        }
+        if self.operators > MAX_OPERATORS {
+            return Err(limit(format!("more than {MAX_OPERATORS} operators")));
         }
         Ok(())
     }

@@ -28,6 +28,10 @@ pub use template::{Part, Template};
 pub const MAX_SOURCE_BYTES: usize = 4096;
 /// Deepest nesting of brackets, prefix operators and conditionals.
 pub const MAX_DEPTH: usize = 32;
+/// Most operator and selector characters of one expression: a chain of them nests as deeply as it is long.
+pub const MAX_OPERATORS: usize = 250;
+/// Deepest tree of one expression: the evaluator recurses, and a stack that overflows ends the process.
+pub const MAX_LEVELS: usize = 64;
 /// Most nodes of one expression after its macros are expanded.
 pub const MAX_NODES: usize = 500;
 /// Deepest nesting of `all`, `exists`, `exists_one`, `map` and `filter`.
@@ -125,9 +129,9 @@ pub struct Expr {
 impl Expr {
     /// Parses one expression and checks the limits that do not depend on values.
     pub fn parse(source: &str) -> Result<Self, ExprError> {
-        limits::prescan(source)?;
-        let parsed = catch_unwind(AssertUnwindSafe(|| Program::compile(source)))
-            .map_err(|_| ExprError::Limit("the parser gave up".to_owned()))?;
+        let depth = limits::prescan(source)?;
+        let parsed = guarded(depth > DEEP_BRACKETS, || Program::compile(source))
+            .ok_or_else(|| ExprError::Limit("the parser gave up".to_owned()))?;
         let program = parsed.map_err(|errors| value::syntax_error(source, &errors))?;
         let facts = limits::Facts::of(source, &program)?;
         Ok(Self { source: source.to_owned(), program, facts })
@@ -156,14 +160,14 @@ impl Expr {
     /// Its value, as JSON.
     pub fn eval_json(&self, context: &Context, functions: &Functions) -> Result<Json, ExprError> {
         let inputs = value::project(&self.facts, context)?;
-        let value = catch_unwind(AssertUnwindSafe(|| {
+        let value = guarded(self.facts.levels > DEEP_LEVELS, || {
             let mut scope = functions::scope(functions);
             for (name, value) in inputs {
                 scope.add_variable_from_value(name, value);
             }
             self.program.execute(&scope)
-        }))
-        .map_err(|_| self.failed("the evaluator gave up"))?
+        })
+        .ok_or_else(|| self.failed("the evaluator gave up"))?
         .map_err(|error| self.failed(&value::describe(&error)))?;
         value::to_json(&value, MAX_INPUT_BYTES).map_err(|message| self.failed(&message))
     }
@@ -209,6 +213,24 @@ pub fn eval_step_condition(
         return Ok(false);
     }
     expr.eval_bool(context, &Functions { outcome: Some(outcome), ..functions.clone() })
+}
+
+/// Brackets and levels up to which the stack of any thread is enough, also in a build without optimisation.
+const DEEP_BRACKETS: usize = 4;
+const DEEP_LEVELS: usize = 8;
+/// Enough for [`MAX_DEPTH`] and [`MAX_LEVELS`] four times over; memory that is not touched costs nothing.
+const DEEP_STACK_BYTES: usize = 32 << 20;
+
+/// Runs the engine so that neither its panics nor its recursion reach the caller. None: it panicked, or there is no
+/// thread for it.
+fn guarded<T: Send>(deep: bool, work: impl FnOnce() -> T + Send) -> Option<T> {
+    if !deep {
+        return catch_unwind(AssertUnwindSafe(work)).ok();
+    }
+    std::thread::scope(|threads| {
+        let thread = std::thread::Builder::new().stack_size(DEEP_STACK_BYTES).spawn_scoped(threads, work).ok()?;
+        thread.join().ok()
+    })
 }
 
 /// Shared by everything that evaluates; building it anew would cost more than an evaluation.

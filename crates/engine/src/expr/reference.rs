@@ -31,9 +31,11 @@ pub(super) struct Walk<'a> {
     /// How many loops over unrelated lists surround the current node.
     product: usize,
     depth: usize,
+    level: usize,
     pub(super) references: Vec<Reference>,
     pub(super) calls: Vec<Call>,
     pub(super) nodes: usize,
+    pub(super) levels: usize,
     pub(super) comprehensions: usize,
     pub(super) loops: usize,
     pub(super) additions: usize,
@@ -46,6 +48,8 @@ impl<'a> Walk<'a> {
             bound: Vec::new(),
             product: 0,
             depth: 0,
+            level: 0,
+            levels: 0,
             references: Vec::new(),
             calls: Vec::new(),
             nodes: 0,
@@ -67,6 +71,8 @@ impl<'a> Walk<'a> {
         if self.chain(node) {
             return;
         }
+        self.level += 1;
+        self.levels = self.levels.max(self.level);
         match &node.expr {
             Node::Unspecified | Node::Literal(_) | Node::Ident(_) => {}
             Node::Select(select) => self.visit(&select.operand),
@@ -76,6 +82,7 @@ impl<'a> Walk<'a> {
             Node::Struct(object) => self.entries(&object.entries),
             Node::Comprehension(comprehension) => self.comprehension(comprehension),
         }
+        self.level -= 1;
     }
 
     fn entries(&mut self, entries: &[cel::common::ast::IdedEntryExpr]) {
@@ -133,6 +140,7 @@ impl<'a> Walk<'a> {
         loop {
             match &at.expr {
                 Node::Ident(name) => {
+                    self.levels = self.levels.max(self.level + path.len() + 1);
                     if !self.bound.contains(name) {
                         path.reverse();
                         let offset = self.offset(at);

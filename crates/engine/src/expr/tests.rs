@@ -176,3 +176,31 @@ fn syntax_errors_carry_an_offset() {
         assert_eq!(offset, expected, "{source}");
     }
 }
+
+#[test]
+fn the_longest_chains_need_no_large_stack() {
+    let chains = [
+        format!("a{}", ".b".repeat(MAX_OPERATORS)),
+        format!("a{}", "[0]".repeat(MAX_OPERATORS)),
+        format!("a{}", ".b()".repeat(MAX_OPERATORS / 2)),
+        format!("1{}", " + 1".repeat(MAX_OPERATORS)),
+        format!("true{}", " && true".repeat(MAX_OPERATORS / 2)),
+        format!("{}1", "true ? 1 : ".repeat(MAX_DEPTH)),
+        format!("a{}", ".b()".repeat(MAX_LEVELS - 1)),
+        format!("a{}", ".b".repeat(MAX_LEVELS - 1)),
+        format!("1{}", " + 1".repeat(MAX_LEVELS - 1)),
+        format!("{}1{}", "f(".repeat(MAX_DEPTH), ")".repeat(MAX_DEPTH)),
+        format!("{}1{}", "(".repeat(MAX_DEPTH), ")".repeat(MAX_DEPTH)),
+        format!("{}1{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH)),
+        format!("{}true", "!".repeat(MAX_DEPTH)),
+    ];
+    for source in chains {
+        let thread = std::thread::Builder::new().stack_size(1 << 20).spawn(move || {
+            let context = Context::new().with("a", json!({}));
+            if let Ok(expr) = Expr::parse(&source) {
+                expr.eval_json(&context, &Functions::default()).ok();
+            }
+        });
+        assert!(thread.unwrap().join().is_ok());
+    }
+}
