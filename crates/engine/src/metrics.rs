@@ -143,9 +143,10 @@ pub fn undeclared(page: &str) -> BTreeSet<String> {
     let name = |line: &str| line.split(['{', ' ']).next().unwrap_or_default().to_owned();
     let declared = |name: &str| {
         lookup(name).is_some()
-            || ["_bucket", "_sum", "_count"].iter().filter_map(|suffix| name.strip_suffix(suffix)).any(|base| {
-                lookup(base).is_some_and(|metric| metric.kind == Kind::Histogram)
-            })
+            || ["_bucket", "_sum", "_count"]
+                .iter()
+                .filter_map(|suffix| name.strip_suffix(suffix))
+                .any(|base| lookup(base).is_some_and(|metric| metric.kind == Kind::Histogram))
     };
     let samples = page.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     samples.map(name).filter(|name| !declared(name)).collect()

@@ -86,7 +86,10 @@ fn cycles_are_named_as_a_path() {
 /// A graph of up to 200 jobs, edges pointing to earlier ones, some base names shared, with statuses.
 fn any_graph() -> impl Strategy<Value = Vec<Node>> {
     let job = (
-        proptest::collection::vec((any::<proptest::sample::Index>(), proptest::sample::subsequence(always(), 1..4)), 0..4),
+        proptest::collection::vec(
+            (any::<proptest::sample::Index>(), proptest::sample::subsequence(always(), 1..4)),
+            0..4,
+        ),
         proptest::sample::select(JobStatus::ALL),
         proptest::bool::weighted(0.6),
         any::<bool>(),
