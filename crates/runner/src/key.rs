@@ -31,7 +31,11 @@ impl JobKey {
 
     #[cfg(test)]
     pub(crate) fn for_test(job: u128, epoch: u32) -> Self {
-        Self { job: JobId::from_uuid(uuid::Uuid::from_u128(job)), epoch, run: RunId::from_uuid(uuid::Uuid::from_u128(9)) }
+        Self {
+            job: JobId::from_uuid(uuid::Uuid::from_u128(job)),
+            epoch,
+            run: RunId::from_uuid(uuid::Uuid::from_u128(9)),
+        }
     }
 }
 

@@ -1,1 +1,19 @@
-//! placeholder
+//! What an agent does with a job: it holds a session with the orchestrator, checks the commit out, runs the steps, masks and
+//! keeps their output, and reports results that must not get lost.
+//!
+//! [`steps`] is usable by itself, without a session.
+
+#![forbid(unsafe_code)]
+
+pub mod checkout;
+pub mod config;
+pub mod hash_files;
+pub mod journal;
+pub mod key;
+pub mod lines;
+pub mod mask;
+pub mod outbox;
+pub mod ports;
+pub mod spool;
+pub mod steps;
+pub mod stop;

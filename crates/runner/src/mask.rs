@@ -143,7 +143,7 @@ fn forms(value: &str, into: &mut BTreeSet<Vec<u8>>) {
         add(line.trim().as_bytes().to_vec());
     }
     let json = serde_json::Value::from(value).to_string();
-    add(json[1..json.len() - 1].as_bytes().to_vec());
+    add(json.as_bytes()[1..json.len() - 1].to_vec());
     add(url_encoded(value, b"-._~"));
     add(url_encoded(value, b"-._~/"));
     for alignment in 0..3 {

@@ -54,10 +54,16 @@ impl Outbox {
             let mut rest = bytes.as_slice();
             let mut frames = Vec::new();
             while !rest.is_empty() {
-                match AgentFrame::decode_length_delimited(&mut rest) {
+                let mut after = rest;
+                match AgentFrame::decode_length_delimited(&mut after) {
                     Ok(frame) if frame.frame.is_some() => frames.push(frame),
                     _ => break,
                 }
+                rest = after;
+            }
+            if !rest.is_empty() {
+                // What is appended later must not stand behind bytes that cannot be read.
+                OpenOptions::new().write(true).open(entry.path())?.set_len((bytes.len() - rest.len()) as u64)?;
             }
             known.insert(name.clone());
             stored.push(Stored { file: name, job, epoch, frames });

@@ -123,7 +123,7 @@ impl Spool {
     /// When its file cannot be made.
     pub fn open(self: &Arc<Self>, key: &StepKey) -> io::Result<StepLog> {
         let path = self.dir.join(step_file_name(key));
-        let file = Arc::new(File::options().read(true).append(true).create_new(true).open(&path)?);
+        let file = Arc::new(File::options().read(true).write(true).create_new(true).open(&path)?);
         let mut state = self.lock();
         state.steps.push(Step::new(key.clone(), Arc::clone(&file)));
         Ok(StepLog::new(Arc::clone(self), state.steps.len() - 1, file, path))

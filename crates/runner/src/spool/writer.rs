@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,7 +118,7 @@ impl StepLog {
     async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            match (&*self.file).write(&bytes[done..]) {
+            match self.file.write_at(&bytes[done..], self.written + done as u64) {
                 Ok(n) => done += n,
                 Err(error) => self.spool.ride_out(error).await?,
             }
@@ -218,8 +219,39 @@ pub(super) fn recover(path: &Path) -> io::Result<(Arc<File>, Seal)> {
         at += n as u64;
     }
     file.set_len(seal.offset)?;
+    recover_tail(path, &file, &mut seal)?;
     std::fs::write(seal_path(path), serde_json::to_vec(&seal)?)?;
     Ok((Arc::new(file), seal))
+}
+
+/// The newest lines of a stream over its limit. How much the limit left out is not known any more, and said so.
+fn recover_tail(path: &Path, file: &File, seal: &mut Seal) -> io::Result<()> {
+    let prefix = format!("{}.tail", path.file_name().unwrap_or_default().to_string_lossy());
+    let mut parts: Vec<(u64, PathBuf)> = std::fs::read_dir(path.parent().unwrap_or(path))?
+        .flatten()
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.strip_prefix(&prefix)?.parse().ok()?;
+            Some((number, entry.path()))
+        })
+        .collect();
+    parts.sort();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let mut rest = Lines::default();
+    rest.say(Ts::from_micros(0), "[lines may be left out here: the log is over its limit and the agent was restarted]");
+    for (_, part) in parts {
+        let mut bytes = std::fs::read(&part)?;
+        bytes.truncate(bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1));
+        rest.count += newlines(&bytes);
+        rest.bytes.extend_from_slice(&bytes);
+        std::fs::remove_file(part)?;
+        file.write_all_at(&rest.bytes, seal.offset)?;
+        seal.offset += rest.bytes.len() as u64;
+        seal.lines += rest.count;
+        rest.clear();
+    }
+    Ok(())
 }
 
 fn seal_path(path: &Path) -> PathBuf {

@@ -1,0 +1,144 @@
+//! The keys and the forms of their values.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use secrecy::SecretString;
+
+/// What an agent token begins with; 64 hex digits and a checksum of 6 follow.
+const TOKEN_PREFIX: &str = "kici_agent_";
+
+/// One key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// In the file.
+    pub name: &'static str,
+    /// In the environment.
+    pub env: &'static str,
+    /// What it is for.
+    pub about: &'static str,
+}
+
+macro_rules! keys {
+    ($($name:literal, $env:literal, $about:literal;)*) => {
+        /// Every key of an agent.
+        pub const KEYS: &[Key] = &[$(Key { name: $name, env: $env, about: $about },)*];
+    };
+}
+
+keys! {
+    "orchestrator_url", "KICI_ORCHESTRATOR_URL", "where the orchestrator listens, http:// or https://";
+    "agent_id", "KICI_AGENT_ID", "name of this agent; made at the first start otherwise";
+    "agent_token", "KICI_AGENT_TOKEN", "token of this agent";
+    "agent_token_file", "KICI_AGENT_TOKEN_FILE", "file that holds the token";
+    "labels", "KICI_LABELS", "labels, separated by commas";
+    "properties", "KICI_PROPERTIES", "facts for people, k=v separated by commas";
+    "max_concurrency", "KICI_AGENT_MAX_CONCURRENCY", "jobs at once (1)";
+    "log_level", "KICI_LOG_LEVEL", "filter of the log (info)";
+    "max_log_size_bytes", "KICI_MAX_LOG_SIZE_BYTES", "log of one step, 0 is no limit (536870912)";
+    "default_step_timeout_ms", "KICI_DEFAULT_STEP_TIMEOUT_MS", "limit of a step that names none (1800000)";
+    "job_heartbeat_interval_ms", "KICI_JOB_HEARTBEAT_INTERVAL_MS", "between two signs of life of a job (60000)";
+    "log_spool_max_bytes", "KICI_LOG_SPOOL_MAX_BYTES", "unacknowledged log at which a job is paused (268435456)";
+    "max_grace_period_ms", "KICI_MAX_GRACE_PERIOD_MS", "longest time from SIGTERM to SIGKILL (30000)";
+    "shutdown_grace_ms", "KICI_SHUTDOWN_GRACE_MS", "how long jobs may go on after SIGTERM to the agent (10000)";
+    "git.timeout_ms", "KICI_GIT_TIMEOUT_MS", "limit of one git command (120000)";
+    "keep_running_when_fenced", "KICI_KEEP_RUNNING_WHEN_FENCED", "jobs go on after the lease is lost (false)";
+    "state_dir", "KICI_STATE_DIR", "what must outlive a restart (/var/lib/kici-agent)";
+    "work_dir", "KICI_WORK_DIR", "workspaces (<state_dir>/work)";
+    "pass_env", "KICI_PASS_ENV", "further variables of the host that steps see, separated by commas";
+}
+
+/// Names that our programs meet when they run inside one of our jobs, beside another of our programs or in our tests.
+const JOB_FACING: &[&str] = &[
+    "KICI_RUN_ID",
+    "KICI_JOB_ID",
+    "KICI_JOB_NAME",
+    "KICI_WORKFLOW",
+    "KICI_EVENT_PATH",
+    "KICI_REF",
+    "KICI_SHA",
+    "KICI_ENV",
+    "KICI_PATH",
+    "KICI_OUTPUT",
+    "KICI_SUMMARY",
+    "KICI_DRIFT",
+    "KICI_JOBS",
+    "KICI_SOCK",
+    "KICI_CHECK_MODE",
+    "KICI_FANOUT_INDEX",
+    "KICI_FANOUT_TOTAL",
+    "KICI_REQUIRE_PG",
+];
+
+/// True for `KICI_*` names that are none of an agent's and not a typing error either.
+pub(super) fn is_foreign(name: &str) -> bool {
+    let prefixes = ["KICI_ADMIN_", "KICI_TEST_", "KICI_IS_GLOBAL_", "KICI_WORKFLOW_REPO", "KICI_SOURCE_"];
+    JOB_FACING.contains(&name) || prefixes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+pub(super) fn list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
+}
+
+pub(super) fn url(text: &str) -> Result<String, String> {
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    match rest {
+        Some(host) if !host.is_empty() && !host.contains('@') && text.parse::<http::Uri>().is_ok() => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err(format!("`{text}` is not a URL like https://kici.example:4000")),
+    }
+}
+
+pub(super) fn token(text: &str) -> Result<SecretString, String> {
+    let rest = text.strip_prefix(TOKEN_PREFIX).unwrap_or_default();
+    if rest.len() == 70 && rest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        Ok(SecretString::from(text))
+    } else {
+        Err(format!("is not an agent token: it begins with {TOKEN_PREFIX} and 70 hex digits follow"))
+    }
+}
+
+/// `[a-z0-9._:/@+-]{1,128}` in lower case; `kici:` is the orchestrator's.
+pub(super) fn labels(text: &str) -> Result<Vec<String>, String> {
+    let mut labels = Vec::new();
+    for label in list(text) {
+        let label = label.to_lowercase();
+        let legal = |b: u8| b.is_ascii_alphanumeric() || b"._:/@+-".contains(&b);
+        if label.len() > 128 || !label.bytes().all(legal) {
+            return Err(format!("`{label}` is not a label; use 1 to 128 of letters, digits and . _ : / @ + -"));
+        }
+        if label.starts_with("kici:") {
+            return Err(format!("`{label}` cannot be claimed: kici: labels are derived by the orchestrator"));
+        }
+        labels.push(label);
+    }
+    labels.sort();
+    labels.dedup();
+    Ok(labels)
+}
+
+pub(super) fn properties(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let mut properties = BTreeMap::new();
+    for item in list(text) {
+        let Some((key, value)) = item.split_once('=') else { return Err(format!("`{item}` is not key=value")) };
+        if key.to_lowercase().starts_with("kici:") {
+            return Err(format!("`{key}` cannot be set: kici: keys are the orchestrator's"));
+        }
+        properties.insert(key.trim().to_owned(), value.trim().to_owned());
+    }
+    Ok(properties)
+}
+
+/// The first of the usual places that can be written.
+pub(super) fn default_state_dir(env: &BTreeMap<String, String>) -> PathBuf {
+    let system = Path::new("/var/lib/kici-agent");
+    let home = || {
+        let data = env.get("XDG_STATE_HOME").cloned();
+        let data = data.or_else(|| env.get("HOME").map(|home| format!("{home}/.local/state")));
+        data.map(|dir| Path::new(&dir).join("kici-agent"))
+    };
+    let writable = kici_sys::host::uid() == 0
+        || system.metadata().is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == kici_sys::host::uid());
+    if writable { system.to_owned() } else { home().unwrap_or_else(|| system.to_owned()) }
+}

@@ -1,0 +1,70 @@
+use super::*;
+
+fn vars(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+fn problems(env: &[(&str, &str)]) -> Vec<String> {
+    let sources = Sources { env: vars(env), ..Sources::default() };
+    match Config::load(&sources) {
+        Ok(config) => panic!("accepted: {config:?}"),
+        Err(Problems(all)) => all.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[test]
+fn file_environment_and_flags_in_that_order() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("agent.toml");
+    let text =
+        "orchestrator_url = \"http://a\"\nmax_concurrency = 2\nlabels = [\"GPU\", \"x\"]\n[git]\ntimeout_ms = 5\n";
+    std::fs::write(&file, text).expect("written");
+    let sources = Sources {
+        file: Some(file),
+        env: vars(&[
+            ("KICI_AGENT_MAX_CONCURRENCY", "3"),
+            ("KICI_JOB_ID", "inside a job"),
+            ("PATH", "/bin"),
+            ("CARGO_HOME", "/c"),
+            ("KICI_PASS_ENV", "CARGO_HOME,ABSENT"),
+            ("SECRET", "no"),
+        ]),
+        flags: vars(&[("max_concurrency", "4"), ("state_dir", "/s")]),
+    };
+    let config = Config::load(&sources).expect("right");
+    assert_eq!((config.max_concurrency, config.git_timeout), (4, Duration::from_millis(5)));
+    assert_eq!((config.labels, config.work_dir), (vec!["gpu".into(), "x".into()], PathBuf::from("/s/work")));
+    assert_eq!(config.host_env, vars(&[("PATH", "/bin"), ("CARGO_HOME", "/c")]));
+}
+
+#[test]
+fn every_mistake_is_told_at_once() {
+    let found = problems(&[
+        ("KICI_AGENT_MAX_CONCURRENCY", "0"),
+        ("KICI_AGENT_TOKEN", "secret-text"),
+        ("KICI_LABELS", "kici:os:linux"),
+        ("KICI_LABLES", "x"),
+        ("KICI_PASS_ENV", "KICI_AGENT_TOKEN"),
+    ]);
+    let expected = [
+        "KICI_LABLES: is not a variable of the agent; did you mean KICI_LABELS?",
+        "orchestrator_url: is not set; give KICI_ORCHESTRATOR_URL or --orchestrator-url",
+        "KICI_AGENT_TOKEN: the value is not an agent token: it begins with kici_agent_ and 70 hex digits follow",
+        "KICI_LABELS: `kici:os:linux` cannot be claimed: kici: labels are derived by the orchestrator",
+        "KICI_AGENT_MAX_CONCURRENCY: `0` is not a number from 1 to 1024",
+        "KICI_PASS_ENV: `KICI_AGENT_TOKEN` is never passed on: KICI_ names belong to the agent",
+    ];
+    for line in expected {
+        assert!(found.iter().any(|f| f == line), "{line}\nnot in {found:#?}");
+    }
+    assert_eq!(found.len(), expected.len());
+    assert!(!found.iter().any(|line| line.contains("secret-text")));
+}
+
+#[test]
+fn the_description_holds_no_token() {
+    let token = format!("kici_agent_{}", "a".repeat(70));
+    let env = vars(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_AGENT_TOKEN", &token)]);
+    let config = Config::load(&Sources { env, ..Sources::default() }).expect("right");
+    assert!(!config.describe().contains("aaaa") && !format!("{config:?}").contains("aaaa"));
+}

@@ -1,0 +1,64 @@
+//! What the engine of steps needs from whoever runs it.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use kici_engine::state::StepStatus;
+use kici_engine::time::Ts;
+use kici_protocol::agent::StepKey;
+use kici_sys::process::ProcessId;
+
+use crate::spool::Seal;
+
+/// Hears how a job goes.
+#[async_trait]
+pub trait Reporter: Send + Sync {
+    /// A step has a new status. Reports of one step come in order.
+    async fn step(&self, report: StepReport);
+
+    /// A process tree was started; noted down so that it can be ended after a crash of the agent.
+    fn tree(&self, keeper: ProcessId);
+}
+
+/// The status of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepReport {
+    /// Which.
+    pub key: StepKey,
+    /// Its name for people.
+    pub name: String,
+    /// Its status.
+    pub status: StepStatus,
+    /// Since when.
+    pub at: Ts,
+    /// Exit code of its command, once it ended by itself.
+    pub exit_code: Option<i32>,
+    /// Why it did not succeed, in one line.
+    pub message: String,
+    /// Its outputs.
+    pub outputs: BTreeMap<String, String>,
+    /// Its log, once it is ended.
+    pub log: Seal,
+    /// It failed and the job goes on.
+    pub failure_allowed: bool,
+    /// Markdown that it wrote.
+    pub summary: String,
+}
+
+impl StepReport {
+    /// A status without anything else.
+    pub fn new(key: StepKey, name: impl Into<String>, status: StepStatus, at: Ts) -> Self {
+        Self {
+            key,
+            name: name.into(),
+            status,
+            at,
+            exit_code: None,
+            message: String::new(),
+            outputs: BTreeMap::new(),
+            log: Seal::default(),
+            failure_allowed: false,
+            summary: String::new(),
+        }
+    }
+}

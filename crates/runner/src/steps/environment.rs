@@ -1,0 +1,129 @@
+//! The environment of a step, built from nothing in layers; later wins.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Variables of the host that steps see. Nothing else of the agent's environment reaches them.
+pub const HOST_VARIABLES: &[&str] = &["PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ"];
+
+/// Where commands are looked for when the host has no PATH.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Names as text to text.
+pub type Variables = BTreeMap<String, String>;
+
+/// The environment of one job as it grows with its steps.
+#[derive(Clone, Debug, Default)]
+pub struct Environment {
+    /// Layers that no workflow can change: host, defaults and `KICI_*`.
+    base: Variables,
+    /// What `$KICI_ENV` of earlier steps set.
+    exported: Variables,
+    /// What `$KICI_PATH` of earlier steps put in front, the first one first.
+    path: Vec<String>,
+}
+
+impl Environment {
+    /// From the allowed variables of the host and the `KICI_*` of the job.
+    pub fn new(host: &Variables, job_facing: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        let mut base = host.clone();
+        base.entry("PATH".to_owned()).or_insert_with(|| DEFAULT_PATH.to_owned());
+        for name in ["CI", "KICI"] {
+            base.insert(name.to_owned(), "true".to_owned());
+        }
+        base.insert("FORCE_COLOR".to_owned(), "1".to_owned());
+        base.extend(job_facing.into_iter().map(|(name, value)| (name.to_owned(), value)));
+        Self { base, exported: Variables::new(), path: Vec::new() }
+    }
+
+    /// The whole environment of a step. `layers` come in order, the job's before the step's; names that belong to the agent are
+    /// left out of them and returned.
+    pub fn of_step<'a>(
+        &self,
+        layers: impl IntoIterator<Item = &'a Variables>,
+        files: impl IntoIterator<Item = (&'static str, &'a Path)>,
+    ) -> (Variables, Vec<String>) {
+        let mut all = self.base.clone();
+        let mut refused = Vec::new();
+        let layers: Vec<&Variables> = layers.into_iter().collect();
+        for (name, value) in layers.into_iter().chain([&self.exported]).flatten() {
+            if is_ours(name) {
+                refused.push(name.clone());
+            } else {
+                all.insert(name.clone(), value.clone());
+            }
+        }
+        if !self.path.is_empty() {
+            let rest = all.get("PATH").cloned().unwrap_or_default();
+            let mut dirs = self.path.clone();
+            dirs.push(rest);
+            all.insert("PATH".to_owned(), dirs.join(":"));
+        }
+        all.extend(files.into_iter().map(|(name, path)| (name.to_owned(), path.display().to_string())));
+        (all, refused)
+    }
+
+    /// Takes what a step wrote to `$KICI_ENV`; returns the names that are refused.
+    pub fn export(&mut self, changes: Vec<(String, String)>) -> Vec<String> {
+        let mut refused = Vec::new();
+        for (name, value) in changes {
+            if is_ours(&name) || name.starts_with("LD_") || name.starts_with("GIT_CONFIG_") || name.contains('-') {
+                refused.push(name);
+            } else {
+                self.exported.insert(name, value);
+            }
+        }
+        refused
+    }
+
+    /// Takes what a step wrote to `$KICI_PATH`.
+    pub fn extend_path(&mut self, text: &str) {
+        let new = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.contains(':'));
+        let mut path: Vec<String> = new.map(str::to_owned).collect();
+        path.append(&mut self.path);
+        self.path = path;
+    }
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with("KICI_")
+}
+
+/// As a process wants it.
+pub fn to_os(variables: &Variables) -> Vec<(OsString, OsString)> {
+    variables.iter().map(|(k, v)| (k.into(), v.into())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vars(pairs: &[(&str, &str)]) -> Variables {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn later_layers_win_and_ours_cannot_be_set() {
+        let mut env = Environment::new(&vars(&[("PATH", "/bin"), ("HOME", "/h")]), [("KICI_SHA", "abc".to_owned())]);
+        let (job, step) = (vars(&[("A", "job"), ("B", "job"), ("KICI_SHA", "fake")]), vars(&[("B", "step")]));
+        assert_eq!(env.export(vec![("C".into(), "1".into()), ("LD_PRELOAD".into(), "x".into())]), ["LD_PRELOAD"]);
+        env.extend_path("/first\n/second\n");
+        env.extend_path("/newest\n");
+        let (all, refused) = env.of_step([&job, &step], [("KICI_OUTPUT", Path::new("/o"))]);
+        assert_eq!(refused, ["KICI_SHA"]);
+        let expected = vars(&[
+            ("A", "job"),
+            ("B", "step"),
+            ("C", "1"),
+            ("CI", "true"),
+            ("FORCE_COLOR", "1"),
+            ("HOME", "/h"),
+            ("KICI", "true"),
+            ("KICI_OUTPUT", "/o"),
+            ("KICI_SHA", "abc"),
+            ("PATH", "/newest:/first:/second:/bin"),
+        ]);
+        assert_eq!(all, expected);
+    }
+}
