@@ -44,7 +44,10 @@ impl Walk<'_> {
             let inner = text.trim().strip_prefix("${{").and_then(|rest| rest.strip_suffix("}}")).map(str::trim);
             let bare = inner.filter(|inner| !inner.contains("${{")).map(str::to_owned);
             let span = self.part(node, text.find("${{").unwrap_or(0), 3);
-            self.fault("K0405", span, "`if` is an expression already; write it without `${{ }}`").suggest(bare);
+            let fault = self.fault("K0405", span, "`if` is an expression already, it takes no `${{ }}`");
+            if let Some(bare) = bare {
+                fault.help(format!("write `{bare}`"));
+            }
             return None;
         }
         let source = text.trim();
@@ -74,7 +77,7 @@ impl Walk<'_> {
         match error {
             ExprError::Syntax { message, offset } => {
                 let span = self.part(node, offset + shift, 1);
-                self.fault("K0401", span, format!("expression: {}", message.replace('\'', "`")));
+                self.fault("K0401", span, format!("expression: {message}"));
             }
             ExprError::Limit(message) => {
                 self.fault("K0404", node.span, format!("expression is too large: {message}"));
