@@ -12,6 +12,7 @@ pub mod inputs;
 pub mod jobspec;
 pub mod labels;
 pub mod lock;
+pub mod lockfile;
 pub mod matrix;
 pub mod metrics;
 pub mod needs;
