@@ -121,9 +121,12 @@ impl Condition {
     pub fn compile(path: &str, expected: &Json) -> Result<Self, ConditionError> {
         let fail = |problem: String| ConditionError { path: path.chars().take(80).collect(), problem };
         let cost = cost(path).map_err(fail)?;
-        let parsed = JsonPath::parse(path).map_err(|error| fail(format!("it is not a JSONPath (RFC 9535): {error}")))?;
+        let parsed =
+            JsonPath::parse(path).map_err(|error| fail(format!("it is not a JSONPath (RFC 9535): {error}")))?;
         let expected = match expected {
-            Json::Array(list) if list.is_empty() => return Err(fail("the list is empty; name at least one value".into())),
+            Json::Array(list) if list.is_empty() => {
+                return Err(fail("the list is empty; name at least one value".into()));
+            }
             Json::Array(list) if list.len() > MAX_CONDITIONS => {
                 return Err(fail(format!("the list has {} values; at most {MAX_CONDITIONS} are allowed", list.len())));
             }
@@ -162,7 +165,7 @@ impl Condition {
             }
             first.get_or_insert(node);
         }
-        Found::Fails { actual: first.map_or_else(|| "absent".to_owned(), |node| cut(node)) }
+        Found::Fails { actual: first.map_or_else(|| "absent".to_owned(), cut) }
     }
 }
 
@@ -275,7 +278,8 @@ mod tests {
 
     #[test]
     fn scalars_lists_and_expressions() {
-        let document = json!({"scope": "licenses", "n": 3, "on": true, "none": null, "tags": ["a", "b"], "o": {"x": 1.0}});
+        let document =
+            json!({"scope": "licenses", "n": 3, "on": true, "none": null, "tags": ["a", "b"], "o": {"x": 1.0}});
         for (path, expected, want) in [
             ("$.scope", json!("licenses"), true),
             ("$.scope", json!(["all", "licenses"]), true),
@@ -312,7 +316,7 @@ mod tests {
             let error = Condition::compile(path, &expected).unwrap_err().to_string();
             assert!(error.contains(want), "{path}: {error}");
         }
-        let deep = format!("${}", "[?@".repeat(200));
+        let deep = format!("${}", "[?@".repeat(100));
         assert!(Condition::compile(&deep, &json!(1)).unwrap_err().problem.contains("nests deeper"));
         assert!(Condition::compile(&"$.a".repeat(300), &json!(1)).is_err());
     }

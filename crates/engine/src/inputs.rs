@@ -100,7 +100,8 @@ fn convert(input: &Input, value: &Json) -> Result<Json, String> {
             _ => Err(mismatch(input, value)),
         },
         InputType::Enum | InputType::Literal => {
-            let same = |allowed: &&Json| *allowed == value || as_text(allowed).is_some_and(|t| value.as_str() == Some(&t));
+            let same =
+                |allowed: &&Json| *allowed == value || as_text(allowed).is_some_and(|t| value.as_str() == Some(&t));
             input.values.iter().find(same).cloned().ok_or_else(|| mismatch(input, value))
         }
     }
@@ -226,7 +227,11 @@ mod tests {
             (ranged.clone(), json!(6), Err("input `x`: 6 is not allowed; expected an integer of 1 to 5")),
             (ranged, json!(1.5), Err("input `x`: 1.5 is not allowed; expected an integer of 1 to 5")),
             (choice, json!("prod"), Err("input `x`: \"prod\" is not allowed; expected one of \"staging\", 2")),
-            (tag, json!("xv1"), Err("input `x`: \"xv1\" is not allowed; expected a text that matches `v[0-9]+|latest`")),
+            (
+                tag,
+                json!("xv1"),
+                Err("input `x`: \"xv1\" is not allowed; expected a text that matches `v[0-9]+|latest`"),
+            ),
             (input(InputType::String), json!([1]), Err("input `x`: [1] is not allowed; expected a text")),
         ] {
             assert_eq!(one(declared, given), want.map_err(str::to_owned));

@@ -127,15 +127,16 @@ words! {
 
 /// The labels that follow from a platform, as Rust names it (`linux`, `macos`, `windows`; `x86_64`, `aarch64`).
 pub fn platform_labels(os: &str, arch: &str) -> LabelSet {
-    let os: &[&str] = match os.to_ascii_lowercase().as_str() {
+    let (os, arch) = (os.to_ascii_lowercase(), arch.to_ascii_lowercase());
+    let os: &[&str] = match os.as_str() {
         "macos" | "darwin" => &["macos", "darwin"],
         "windows" | "win32" => &["windows", "win32"],
-        other => &[&other.to_owned()],
+        other => &[other],
     };
-    let arch: &[&str] = match arch.to_ascii_lowercase().as_str() {
+    let arch: &[&str] = match arch.as_str() {
         "x86_64" | "x64" | "amd64" => &["x64", "amd64"],
         "aarch64" | "arm64" => &["arm64"],
-        other => &[&other.to_owned()],
+        other => &[other],
     };
     let os = os.iter().map(|name| format!("kici:os:{name}"));
     let arch = arch.iter().map(|name| format!("kici:arch:{name}"));

@@ -129,6 +129,8 @@ fn glob_source(glob: &str) -> Result<String, PatternError> {
 fn widen_double_stars(glob: &str) -> String {
     let chars: Vec<char> = glob.chars().collect();
     let (mut out, mut at, mut in_class) = (String::with_capacity(glob.len()), 0, false);
+    // Where the last whole component `**` ended in `out`; `**/**` is the same as `**`, which globset does not see.
+    let mut doubled = None;
     while at < chars.len() {
         match chars[at] {
             '\\' if !in_class => {
@@ -143,7 +145,15 @@ fn widen_double_stars(glob: &str) -> String {
                 let end = at + chars[at..].iter().take_while(|c| **c == '*').count();
                 let opens = at == 0 || matches!(chars[at - 1], '/' | '{' | ',');
                 let closes = chars.get(end).is_none_or(|c| matches!(c, '/' | '}' | ','));
-                out.push_str(if opens && closes { "**" } else { "{*,*/**/*}" });
+                if opens && closes {
+                    match doubled {
+                        Some(len) if out.len() == len + 1 && out.ends_with('/') => out.truncate(len),
+                        _ => out.push_str("**"),
+                    }
+                    doubled = Some(out.len());
+                } else {
+                    out.push_str("{*,*/**/*}");
+                }
                 at = end;
                 continue;
             }

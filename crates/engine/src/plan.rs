@@ -7,16 +7,26 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
 use crate::event::Event;
+use crate::expr::{self, Context, Expr, ExprError, Functions};
 use crate::ids::RunId;
-use crate::jobspec::JobSpec;
-use crate::lock::{Need, Selector, Workflow};
+use crate::lock::{Job, Matrix, MatrixTable, Need, Selector, Value, Workflow};
+use crate::matrix::{self, Variant};
 use crate::state::{FailureReason, JobStatus};
+
+mod activate;
+mod context;
+
+pub use activate::{activate, job_spec};
+pub use context::{context, wants_payload};
+
+use context::{json, rendered};
 
 /// Most jobs of one run, variants included.
 pub const MAX_JOBS: usize = 1000;
+/// Longest title of a run or job, in characters.
+const MAX_TITLE_CHARS: usize = 200;
 
 /// The run itself, as expressions see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,35 +183,126 @@ pub struct JobRef<'a> {
 /// # Errors
 /// [`PlanError`]. A fault of a single job (matrix, condition, labels) fails that job in the plan, not the plan.
 pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
-    let _ = scope;
-    unimplemented!()
+    let workflow = scope.workflow;
+    let nothing = BTreeMap::new();
+    let context = context(scope, &nothing, &Needs::new());
+    if let Some(condition) = &workflow.condition {
+        let verdict = expr::eval_bool(condition, &context, &Functions::default());
+        let fault =
+            |error: ExprError| PlanError::Condition { workflow: workflow.name.clone(), problem: error.to_string() };
+        if !verdict.map_err(fault)? {
+            return Ok(Planned::Declined { reason: format!("`if` is false: {condition}") });
+        }
+    }
+    let mut notes = Vec::new();
+    let run_name = run_name(scope, &context, &mut notes);
+    let mut jobs = Vec::new();
+    for (index, job) in workflow.jobs.iter().enumerate() {
+        plan_job(scope, &context, index, job, &mut jobs);
+        if jobs.len() > MAX_JOBS {
+            return Err(PlanError::TooManyJobs { workflow: workflow.name.clone(), count: jobs.len() });
+        }
+    }
+    Ok(Planned::Run(RunPlan { run_name, timeout_ms: workflow.timeout_ms, jobs, notes }))
 }
 
-/// Decides what a job does whose needs are met. Never panics: a job that is not in the workflow fails with a message.
-pub fn activate(scope: Scope<'_>, job: JobRef<'_>) -> Activation {
-    let _ = (scope, job);
-    unimplemented!()
+/// As written, else the first line of the head commit's message, else the name of the workflow. A title never fails a run.
+fn run_name(scope: Scope<'_>, context: &Context, notes: &mut Vec<String>) -> String {
+    if let Some(value) = &scope.workflow.run_name {
+        match rendered(value, context).map(|text| title(&text)) {
+            Ok(Some(text)) => return text,
+            Ok(None) => notes.push("run_name is empty".to_owned()),
+            Err(error) => notes.push(format!("run_name: {error}")),
+        }
+    }
+    let message = scope.event.commit_message.as_deref().and_then(|text| title(text.trim().lines().next()?));
+    message.unwrap_or_else(|| scope.workflow.name.clone())
 }
 
-/// What an agent gets for a job. The environment is rendered as far as the orchestrator may.
-///
-/// # Errors
-/// A message for the job's row (reason `expr_error`) when a template cannot be rendered; [`activate`] finds the same before.
-pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
-    let _ = (scope, job);
-    unimplemented!()
+/// One line for people, at most [`MAX_TITLE_CHARS`]; none when nothing is left.
+fn title(text: &str) -> Option<String> {
+    let line: String =
+        text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_TITLE_CHARS).collect();
+    (!line.is_empty()).then_some(line)
 }
 
-/// True when an expression of the workflow, outside of `run` texts, may look at `event.payload`; only then the payload is
-/// loaded and shipped.
-pub fn wants_payload(workflow: &Workflow) -> bool {
-    let _ = workflow;
-    unimplemented!()
+fn plan_job(scope: Scope<'_>, context: &Context, index: usize, job: &Job, out: &mut Vec<JobPlan>) {
+    let one = |variant: Option<Variant>, broken: Option<String>| {
+        let (label, matrix) = variant.map_or_else(Default::default, |v| (Some(v.label), v.values));
+        let name = label.as_ref().map_or_else(|| job.name.clone(), |label| format!("{} ({label})", job.name));
+        let needs = Needs::new();
+        let start = match broken {
+            Some(message) => Start::Now(Activation::Fail { reason: FailureReason::ExprError, message }),
+            None if !job.needs.is_empty() => Start::AfterNeeds,
+            None => {
+                let this = JobRef { name: &name, job_index: index, matrix: &matrix, needs: &needs };
+                Start::Now(activate(scope, this))
+            }
+        };
+        JobPlan {
+            display_name: display_name(job, &name, label.as_deref(), &matrix, context),
+            name,
+            base_name: job.name.clone(),
+            job_index: index,
+            variant_label: label,
+            matrix,
+            needs: job.needs.clone(),
+            start,
+            max_parallel: job.max_parallel,
+            fail_fast: job.fail_fast,
+            timeout_ms: job.timeout_ms,
+        }
+    };
+    match variants(job, context) {
+        Ok(None) => out.push(one(None, None)),
+        Ok(Some(variants)) => out.extend(variants.into_iter().map(|variant| one(Some(variant), None))),
+        Err(message) => out.push(one(None, Some(message))),
+    }
 }
 
-/// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
-/// What the event lacks is the empty text, never an unknown name.
-pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Needs) -> BTreeMap<String, Json> {
-    let _ = (scope, matrix, needs);
-    unimplemented!()
+fn variants(job: &Job, context: &Context) -> Result<Option<Vec<Variant>>, String> {
+    let computed;
+    let table = match &job.matrix {
+        None => return Ok(None),
+        Some(Matrix::Table(table)) => table,
+        Some(Matrix::Expr(text)) => {
+            computed = matrix_of(text, context)?;
+            &computed
+        }
+    };
+    matrix::expand(table).map(Some).map_err(|error| error.to_string())
 }
+
+fn matrix_of(text: &str, context: &Context) -> Result<MatrixTable, String> {
+    let trimmed = text.trim();
+    let source = trimmed.strip_prefix("${{").and_then(|rest| rest.strip_suffix("}}")).unwrap_or(trimmed);
+    let expr = Expr::parse(source.trim()).map_err(|error| format!("matrix: {error}"))?;
+    if expr.references().iter().any(|reference| reference.root == "needs") {
+        return Err("matrix: it is evaluated when the run is planned, before `needs` has results; \
+                    build it from `event`, `inputs` or `vars`"
+            .to_owned());
+    }
+    let value = expr.eval_json(context, &Functions::default()).map_err(|error| format!("matrix: {error}"))?;
+    matrix::from_json(&value).map_err(|error| error.to_string())
+}
+
+/// A fixed title is the same for all variants, so their values are added to it.
+fn display_name(
+    job: &Job,
+    name: &str,
+    label: Option<&str>,
+    matrix: &BTreeMap<String, String>,
+    context: &Context,
+) -> String {
+    let Some(value) = &job.display_name else { return name.to_owned() };
+    let context = context.clone().with("matrix", json(matrix));
+    let Some(text) = rendered(value, &context).ok().and_then(|text| title(&text)) else { return name.to_owned() };
+    let tells_apart = matches!(value, Value::Template { template, .. } if template.contains("matrix"));
+    match label {
+        Some(label) if !tells_apart => format!("{text} ({label})"),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -149,7 +149,9 @@ impl<'a> Checks<'a> {
                     Found::Fails { actual } => self.record(check, expected, actual, !wanted)?,
                     Found::TooLarge => {
                         let _ = self.record(check, expected, "not evaluated", false);
-                        self.annotate("the payload is too large for this path; name the place without wildcards".into());
+                        self.annotate(
+                            "the payload is too large for this path; name the place without wildcards".into(),
+                        );
                         return Err(Stop::No);
                     }
                 }

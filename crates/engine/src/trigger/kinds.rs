@@ -103,7 +103,7 @@ pub(super) fn evaluate(trigger: &Trigger, on: &mut Checks<'_>) -> Checked {
         Trigger::Webhook { events, actions } => {
             on.fact("event", "an event of a forge", event.kind, is_forge_event(event.kind))?;
             // Unlike a list that filters, an empty list of names selects nothing.
-            let named = events.iter().any(|name| *name == event.raw_name);
+            let named = events.contains(&event.raw_name);
             on.fact("events", events.join(", "), &event.raw_name, named)?;
             on.words("types", actions, action)
         }
@@ -120,7 +120,7 @@ fn evaluate_internal(trigger: &Trigger, on: &mut Checks<'_>) -> Checked {
             on.kind(EventKind::Hook)?;
             on.fact("source", source, &event.source, *source == event.source)?;
             if !events.is_empty() {
-                let named = events.iter().any(|name| *name == event.raw_name);
+                let named = events.contains(&event.raw_name);
                 on.fact("events", events.join(", "), &event.raw_name, named)?;
             }
             on.conditions(r#match, not)
@@ -159,7 +159,7 @@ fn evaluate_internal(trigger: &Trigger, on: &mut Checks<'_>) -> Checked {
         }
         Trigger::Lifecycle { events, sources } => {
             on.kind(EventKind::Lifecycle)?;
-            let named = events.iter().any(|name| *name == event.raw_name);
+            let named = events.contains(&event.raw_name);
             on.fact("events", events.join(", "), &event.raw_name, named)?;
             on.patterns("sources", sources, repo)
         }
