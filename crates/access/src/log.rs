@@ -193,6 +193,10 @@ actions! {
     TokenCreate = "token.create" => Always,
     /// Revoke an admin token.
     TokenRevoke = "token.revoke" => Always,
+    /// Drain an agent, or let it work again.
+    AgentDrain = "agent.drain" => Always,
+    /// Drain an orchestrator, or let it work again.
+    OrchestratorDrain = "orchestrator.drain" => Always,
     /// Diagnose the installation.
     Diagnostics = "diagnostics" => PerMinute(1),
     /// Read the access log.

@@ -15,3 +15,5 @@ pub mod ports;
 pub mod problem;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "testing")]
+pub mod testing;

@@ -6,7 +6,7 @@
 //! [`Problem::internal`] or [`Problem::unavailable`].
 
 use async_trait::async_trait;
-use kici_access::{Actor, Role, Token};
+use kici_access::{AccessEntry, Actor, Role, Token};
 use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, TokenId};
 
 use crate::dto::access_log::{AccessFilter, AccessView};
@@ -263,46 +263,12 @@ pub trait System: Send + Sync {
     async fn diagnose(&self, caller: &Caller) -> Answer<Diagnosis>;
 }
 
-/// One request for the access log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccessRecord {
-    /// Who.
-    pub actor: Actor,
-    /// What, for instance `run.cancel`.
-    pub action: &'static str,
-    /// Through the CLI, or through anything else.
-    pub from_cli: bool,
-    /// What came of it.
-    pub outcome: AccessOutcome,
-    /// Kind of the thing it was done to.
-    pub target_type: Option<&'static str>,
-    /// That thing: an id or a name from the path.
-    pub target_id: Option<String>,
-    /// The request.
-    pub request_id: String,
-    /// The caller's scope.
-    pub routing_key: Option<String>,
-    /// The problem's detail, when there was one.
-    pub error: Option<String>,
-}
-
-/// What came of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessOutcome {
-    /// It was done.
-    Allowed,
-    /// A permission was missing.
-    Denied,
-    /// It was refused for another reason, or failed.
-    Error,
-}
-
 /// The access log.
 #[async_trait]
 pub trait AccessLog: Send + Sync {
-    /// Takes an entry. Never blocks and never fails the request: the implementation decides what is kept
-    /// (operations 3.11), writes in batches and counts what it drops.
-    fn record(&self, record: AccessRecord);
+    /// Takes an entry that is worth keeping (the router has asked [`kici_access::Recorder`]). Never blocks and never fails
+    /// the request: the implementation queues it, writes in batches and counts what it drops.
+    fn record(&self, entry: AccessEntry);
 
     /// Entries, newest first.
     async fn list(&self, caller: &Caller, filter: &AccessFilter, page: PageRequest) -> Answer<Slice<AccessView>>;

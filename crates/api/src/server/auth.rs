@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use axum::extract::{ConnectInfo, FromRequestParts, Request};
+use axum::extract::{ConnectInfo, FromRequestParts};
 use http::header;
 use http::request::Parts;
 use kici_access::{Permission, Token, TokenKind};
 
+use super::ApiState;
 use super::finish::RequestId;
-use super::{ApiState, Route};
+use super::route::Guard;
 use crate::ports::{Caller, Principal};
 use crate::problem::{Code, Problem};
 
@@ -31,40 +32,41 @@ impl Session {
     }
 }
 
-/// Who calls `route`, and the session for long answers.
+/// Who calls, and the session for long answers.
 ///
 /// # Errors
 /// 401 without a good token, 403 without the permission, 429 after five failures in a minute from one address, 503 when it
 /// cannot be decided. A good token is never held up by the failures of others behind the same address.
 pub(super) async fn authenticate(
-    state: &ApiState,
-    route: &Route,
-    permission: Permission,
-    request: &Request,
+    guard: &Guard,
+    request: &Parts,
 ) -> Result<(Caller, Session), (Option<Caller>, Problem)> {
+    let Guard { state, permission, .. } = guard;
+    let permission = *permission;
     let refused = |problem| (None, problem);
     let token = bearer(request).map_err(|problem| refused(limited(state, request, problem)))?;
     let principal = state.ports.auth.authenticate(&token).await.map_err(refused)?;
     let Some(Principal { actor, role, routing_key }) = principal else {
-        let problem = Problem::new(Code::AuthInvalid, "the token is unknown, has ended or was revoked; ask for a new one");
+        let problem =
+            Problem::new(Code::AuthInvalid, "the token is unknown, has ended or was revoked; ask for a new one");
         return Err(refused(limited(state, request, problem)));
     };
-    let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
+    let request_id = request.extensions.get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
     let caller = Caller { actor, role, routing_key, request_id };
     if !caller.role.has(permission) {
         let detail = format!("`{permission}` is needed and the role `{}` does not have it", caller.role);
         return Err((Some(caller), Problem::new(Code::Forbidden, detail)));
     }
-    if caller.routing_key.is_some() && !route.scoped {
-        let detail = format!("this token is bound to one source; `{}` needs one that is not", route.action);
+    if caller.routing_key.is_some() && !guard.scoped {
+        let detail = format!("this token is bound to one source; `{}` needs one that is not", guard.action);
         return Err((Some(caller), Problem::new(Code::Forbidden, detail)));
     }
     let session = Session { state: state.clone(), token, permission };
     Ok((caller, session))
 }
 
-fn bearer(request: &Request) -> Result<Token, Problem> {
-    let Some(value) = request.headers().get(header::AUTHORIZATION) else {
+fn bearer(request: &Parts) -> Result<Token, Problem> {
+    let Some(value) = request.headers.get(header::AUTHORIZATION) else {
         return Err(Problem::new(Code::AuthMissing, "send `Authorization: Bearer kici_admin_…`"));
     };
     let invalid = |detail: String| Problem::new(Code::AuthInvalid, detail);
@@ -76,12 +78,14 @@ fn bearer(request: &Request) -> Result<Token, Problem> {
     let token = Token::parse(text).map_err(|error| invalid(error.to_string()))?;
     match token.kind() {
         TokenKind::Admin => Ok(token),
-        TokenKind::Agent => Err(invalid("this is an agent's token; the API takes those that start with kici_admin_".into())),
+        TokenKind::Agent => {
+            Err(invalid("this is an agent's token; the API takes those that start with kici_admin_".into()))
+        }
     }
 }
 
 /// Counts a failed log-in; after too many the answer is 429.
-fn limited(state: &ApiState, request: &Request, problem: Problem) -> Problem {
+fn limited(state: &ApiState, request: &Parts, problem: Problem) -> Problem {
     let Some(address) = peer(request) else { return problem };
     let now = state.clock.now();
     match state.limiter.check(address, now) {
@@ -98,8 +102,8 @@ fn limited(state: &ApiState, request: &Request, problem: Problem) -> Problem {
     }
 }
 
-fn peer(request: &Request) -> Option<IpAddr> {
-    request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
+fn peer(request: &Parts) -> Option<IpAddr> {
+    request.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
 }
 
 impl<S: Sync> FromRequestParts<S> for Caller {

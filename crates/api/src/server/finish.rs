@@ -36,7 +36,8 @@ pub fn finish(router: Router, ids: Arc<dyn IdSource>) -> Router {
 struct Panicked(String);
 
 fn panicked(cause: Box<dyn Any + Send>) -> Response {
-    let text = cause.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| cause.downcast_ref::<String>().cloned());
+    let text =
+        cause.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| cause.downcast_ref::<String>().cloned());
     let mut response = Problem::internal().into_response();
     response.extensions_mut().insert(Panicked(text.unwrap_or_else(|| "no text".to_owned())));
     response
@@ -87,7 +88,8 @@ async fn around(State(ids): State<Arc<dyn IdSource>>, mut request: Request, next
 
 fn request_id(request: &Request, ids: &dyn IdSource) -> String {
     let legal = |id: &&str| {
-        (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+        (1..=128).contains(&id.len())
+            && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
     };
     let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(legal);
     given.map_or_else(|| format!("req_{}", ids.uuid().simple()), str::to_owned)

@@ -16,12 +16,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::FromRef;
 use axum::routing::get;
-use kici_access::FailureLimiter;
+use kici_access::{FailureLimiter, Recorder};
 use kici_engine::time::Clock;
 
 pub use auth::Session;
 pub use finish::{RequestId, finish};
-pub use route::{Route, Target};
+pub use route::Route;
 pub use routes::table;
 
 use crate::ports::Ports;
@@ -32,13 +32,14 @@ pub struct ApiState {
     ports: Ports,
     clock: Arc<dyn Clock>,
     limiter: Arc<FailureLimiter>,
+    recorder: Arc<Recorder>,
     slots: streams::Slots,
 }
 
 impl ApiState {
-    /// State over `ports`. `clock` is for the limit on failed log-ins.
+    /// State over `ports`. `clock` dates access-log entries and failed log-ins.
     pub fn new(ports: Ports, clock: Arc<dyn Clock>) -> Self {
-        Self { ports, clock, limiter: Arc::default(), slots: streams::Slots::default() }
+        Self { ports, clock, limiter: Arc::default(), recorder: Arc::default(), slots: streams::Slots::default() }
     }
 }
 

@@ -14,14 +14,54 @@ use crate::problem::Document as Problem;
 #[openapi(
     info(title = "KiCI orchestrator", description = "REST interface of a KiCI orchestrator."),
     paths(
-        runs::list, runs::trigger, runs::get, runs::jobs, runs::steps, runs::step_logs, runs::logs, runs::follow,
-        runs::cancel, runs::rerun, sse::stream, workflows::validate, system::capabilities, system::openapi,
-        sources::list, sources::add, sources::get, sources::remove, sources::enable, sources::disable, sources::trigger,
-        tokens::list_agent, tokens::create_agent, tokens::revoke_agent, tokens::list_admin, tokens::create_admin,
-        tokens::revoke_admin, agents::list, agents::drain, events::list, events::get, events::payload, events::explain,
-        events::redeliver, events::dlq_list, events::dlq_count, events::dlq_retry, events::dlq_discard, queue::list,
-        queue::get, queue::explain, system::drain_state, system::drain, system::diagnose, system::access_log,
-        system::health, system::ready, system::metrics
+        runs::list,
+        runs::trigger,
+        runs::get,
+        runs::jobs,
+        runs::steps,
+        runs::step_logs,
+        runs::logs,
+        runs::follow,
+        runs::cancel,
+        runs::rerun,
+        sse::stream,
+        workflows::validate,
+        system::capabilities,
+        system::openapi,
+        sources::list,
+        sources::add,
+        sources::get,
+        sources::remove,
+        sources::enable,
+        sources::disable,
+        sources::trigger,
+        tokens::list_agent,
+        tokens::create_agent,
+        tokens::revoke_agent,
+        tokens::list_admin,
+        tokens::create_admin,
+        tokens::revoke_admin,
+        agents::list,
+        agents::drain,
+        events::list,
+        events::get,
+        events::payload,
+        events::explain,
+        events::redeliver,
+        events::dlq_list,
+        events::dlq_count,
+        events::dlq_retry,
+        events::dlq_discard,
+        queue::list,
+        queue::get,
+        queue::explain,
+        system::drain_state,
+        system::drain,
+        system::diagnose,
+        system::access_log,
+        system::health,
+        system::ready,
+        system::metrics
     ),
     components(schemas(Problem, crate::dto::stream::Change))
 )]
@@ -68,9 +108,9 @@ fn complete(operation: &mut Operation, route: &Route) {
         .content("application/problem+json", Content::new(Some(Ref::from_schema_name(Problem::name()))))
         .build();
     operation.responses.responses.insert("default".to_owned(), problem.into());
-    // Handlers of different resources share names; the action does not say the method, so the path is used.
+    // Handlers of different resources share names; the action is not unique either, so the path is used.
     operation.operation_id = Some(operation_id(route));
-    if let Some(permission) = route.permission {
+    if let Some((permission, _)) = route.access {
         operation.security = Some(vec![utoipa::openapi::SecurityRequirement::new("bearer", Vec::<String>::new())]);
         let note = format!("Needs `{permission}`.");
         operation.description = Some(match operation.description.take() {

@@ -99,7 +99,8 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryOf<T> {
 }
 
 fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T, Problem> {
-    let uri: Uri = format!("/?{query}").parse().map_err(|_| Problem::new(Code::RequestInvalid, "the query is malformed"))?;
+    let uri: Uri =
+        format!("/?{query}").parse().map_err(|_| Problem::new(Code::RequestInvalid, "the query is malformed"))?;
     Query::<T>::try_from_uri(&uri).map(|Query(value)| value).map_err(|rejection| {
         let text = rejection.body_text();
         let message = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
@@ -143,7 +144,8 @@ impl<F: DeserializeOwned + Serialize, S: Sync> FromRequestParts<S> for Listing<F
 fn page_limit(text: &str) -> Result<u32, Problem> {
     text.parse::<u32>().ok().filter(|n| (1..=MAX_LIMIT).contains(n)).ok_or_else(|| {
         let message = format!("must be a number from 1 to {MAX_LIMIT}");
-        Problem::new(Code::RequestInvalid, format!("limit: {message}")).with_errors(vec![FieldError::new("limit", message)])
+        Problem::new(Code::RequestInvalid, format!("limit: {message}"))
+            .with_errors(vec![FieldError::new("limit", message)])
     })
 }
 

@@ -8,14 +8,11 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodFilter, MethodRouter, on};
 use http::{HeaderMap, Method};
-use kici_access::Permission;
+use kici_access::{AccessEntry, AccessSource, Action, Outcome, Permission, TargetType};
 
 use super::{ApiState, auth};
-use crate::ports::{AccessOutcome, AccessRecord, Caller};
+use crate::ports::Caller;
 use crate::problem::Problem;
-
-/// The kind of thing that a route acts on, as the access log calls it.
-pub type Target = &'static str;
 
 /// One route under `/api/v1`.
 #[derive(Clone)]
@@ -24,12 +21,10 @@ pub struct Route {
     pub method: Method,
     /// The path with `{parameters}`, `/api/v1` included.
     pub path: &'static str,
-    /// What it needs; none for the few that are open to everybody.
-    pub permission: Option<Permission>,
-    /// What the access log calls it.
-    pub action: &'static str,
+    /// What it needs, and what the access log calls it; none for the few that are open to everybody.
+    pub access: Option<(Permission, Action)>,
     /// The kind of thing named by the first path parameter.
-    pub target: Option<Target>,
+    pub target: Option<TargetType>,
     /// Whether a token that is bound to one source may use it.
     pub scoped: bool,
     handler: MethodRouter<ApiState>,
@@ -37,26 +32,32 @@ pub struct Route {
 
 impl Route {
     /// A route for installation-wide tokens that needs `permission`.
-    pub(super) fn new<H, T>(method: Method, path: &'static str, permission: Permission, action: &'static str, handler: H) -> Self
+    pub(super) fn new<H, T>(
+        method: Method,
+        path: &'static str,
+        permission: Permission,
+        action: Action,
+        handler: H,
+    ) -> Self
     where
         H: Handler<T, ApiState>,
         T: 'static,
     {
-        Self { permission: Some(permission), ..Self::open(method, path, action, handler) }
+        Self { access: Some((permission, action)), ..Self::open(method, path, handler) }
     }
 
     /// A route that asks for no token.
-    pub(super) fn open<H, T>(method: Method, path: &'static str, action: &'static str, handler: H) -> Self
+    pub(super) fn open<H, T>(method: Method, path: &'static str, handler: H) -> Self
     where
         H: Handler<T, ApiState>,
         T: 'static,
     {
         let filter = MethodFilter::try_from(method.clone()).unwrap_or(MethodFilter::GET);
-        Self { method, path, permission: None, action, target: None, scoped: false, handler: on(filter, handler) }
+        Self { method, path, access: None, target: None, scoped: false, handler: on(filter, handler) }
     }
 
     /// Its first path parameter names a `target`.
-    pub(super) fn on(self, target: Target) -> Self {
+    pub(super) fn on(self, target: TargetType) -> Self {
         Self { target: Some(target), ..self }
     }
 
@@ -68,11 +69,12 @@ impl Route {
     /// Adds it to `router` behind its permission check.
     pub(super) fn mount(self, router: Router<ApiState>, state: &ApiState) -> Router<ApiState> {
         let path = self.path;
-        let handler = match self.permission {
+        let handler = match self.access {
             None => self.handler,
-            Some(permission) => {
+            Some((permission, action)) => {
                 let handler = self.handler.clone();
-                let guard = Guard { state: state.clone(), route: self, permission };
+                let guard =
+                    Guard { state: state.clone(), target: self.target, scoped: self.scoped, permission, action };
                 handler.route_layer(from_fn_with_state(guard, guarded))
             }
         };
@@ -80,60 +82,71 @@ impl Route {
     }
 }
 
+/// What stands before a handler.
 #[derive(Clone)]
-struct Guard {
-    state: ApiState,
-    route: Route,
-    permission: Permission,
+pub(super) struct Guard {
+    pub state: ApiState,
+    pub target: Option<TargetType>,
+    pub scoped: bool,
+    pub permission: Permission,
+    pub action: Action,
 }
 
 async fn guarded(State(guard): State<Guard>, request: Request, next: Next) -> Result<Response, Problem> {
-    let Guard { state, route, permission } = &guard;
     let (mut parts, body) = request.into_parts();
-    let target = match route.target {
-        Some(_) => RawPathParams::from_request_parts(&mut parts, state).await.ok(),
+    let target = match guard.target {
+        Some(kind) => {
+            let params = RawPathParams::from_request_parts(&mut parts, &guard.state).await.ok();
+            params.and_then(|params| params.iter().next().map(|(_, value)| (kind, value.to_owned())))
+        }
         None => None,
     };
-    let target_id = target.and_then(|params| params.iter().next().map(|(_, value)| value.to_owned()));
-    let from_cli = is_cli(&parts.headers);
-    let mut request = Request::from_parts(parts, body);
-    let record = |caller: &Caller, outcome, error| {
-        state.ports.access_log.record(AccessRecord {
+    let source = access_source(&parts.headers);
+    let record = |caller: &Caller, outcome, error_message| {
+        let entry = AccessEntry {
+            org: None,
             actor: caller.actor.clone(),
-            action: route.action,
-            from_cli,
+            action: guard.action,
+            source,
             outcome,
-            target_type: route.target,
-            target_id,
-            request_id: caller.request_id.clone(),
+            target,
+            request_id: Some(caller.request_id.clone()),
             routing_key: caller.routing_key.clone(),
-            error,
-        });
+            error_message,
+            created_at: guard.state.clock.now(),
+        };
+        if guard.state.recorder.wants(&entry) {
+            guard.state.ports.access_log.record(entry);
+        }
     };
-    let (caller, session) = match auth::authenticate(state, route, *permission, &request).await {
+    let (caller, session) = match auth::authenticate(&guard, &parts).await {
         Ok(authenticated) => authenticated,
         Err((caller, problem)) => {
             if let Some(caller) = caller {
-                record(&caller, AccessOutcome::Denied, Some(problem.detail.clone()));
+                record(&caller, Outcome::Denied, Some(problem.detail.clone()));
             }
             return Err(problem);
         }
     };
-    request.extensions_mut().insert(caller.clone());
-    request.extensions_mut().insert(session);
-    let response = next.run(request).await;
+    parts.extensions.insert(caller.clone());
+    parts.extensions.insert(session);
+    let response = next.run(Request::from_parts(parts, body)).await;
     match response.extensions().get::<Problem>() {
-        None => record(&caller, AccessOutcome::Allowed, None),
-        Some(problem) if problem.status == 403 => {
-            record(&caller, AccessOutcome::Denied, Some(problem.detail.clone()));
+        None => record(&caller, Outcome::Allowed, None),
+        Some(problem) => {
+            let outcome = if problem.status == 403 { Outcome::Denied } else { Outcome::Error };
+            record(&caller, outcome, Some(problem.detail.clone()));
         }
-        Some(problem) => record(&caller, AccessOutcome::Error, Some(problem.detail.clone())),
     }
     Ok(response)
 }
 
 /// `kici-admin` says who it is, so that the log can tell the CLI from other programs.
-fn is_cli(headers: &HeaderMap) -> bool {
+fn access_source(headers: &HeaderMap) -> AccessSource {
     let agent = headers.get(http::header::USER_AGENT).and_then(|value| value.to_str().ok());
-    agent.is_some_and(|text| text.starts_with("kici-admin/"))
+    if agent.is_some_and(|text| text.starts_with("kici-admin/")) {
+        AccessSource::AdminCli
+    } else {
+        AccessSource::AdminHttp
+    }
 }

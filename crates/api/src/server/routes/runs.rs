@@ -46,7 +46,11 @@ pub async fn get(State(ports): State<Ports>, caller: Caller, PathOf(run): PathOf
 /// The jobs of a run.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/jobs", tag = "runs", params(("id" = String, Path)),
     responses((status = 200, body = Vec<JobView>)))]
-pub async fn jobs(State(ports): State<Ports>, caller: Caller, PathOf(run): PathOf<RunId>) -> Answer<Json<Vec<JobView>>> {
+pub async fn jobs(
+    State(ports): State<Ports>,
+    caller: Caller,
+    PathOf(run): PathOf<RunId>,
+) -> Answer<Json<Vec<JobView>>> {
     ports.runs.jobs(&caller, run).await.map(Json)
 }
 
