@@ -9,6 +9,7 @@
 pub mod compile;
 pub mod condition;
 pub mod diagnostic;
+pub mod duration;
 pub mod event;
 pub mod expr;
 pub mod ids;
@@ -21,6 +22,7 @@ pub mod metrics;
 pub mod needs;
 pub mod pattern;
 pub mod plan;
+pub mod size;
 pub mod state;
 pub mod time;
 pub mod trigger;

@@ -109,6 +109,8 @@ pub struct FollowRequest {
     pub step: Option<String>,
     /// False: what is there now, then end. True: stay until the run has ended and its logs are complete.
     pub follow: bool,
+    /// Only statuses, no lines.
+    pub statuses_only: bool,
     /// Lines that the caller has already.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<LogPosition>,

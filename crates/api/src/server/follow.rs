@@ -202,7 +202,9 @@ impl Follower {
             });
         }
         // The totals in the row may lag behind the lines, so an open log is always read.
-        if !log.complete {
+        if self.request.statuses_only {
+            log.complete = true;
+        } else if !log.complete {
             log.unread = !(step.log.complete && log.next_seq >= step.log.lines);
             log.complete = !log.unread;
         }

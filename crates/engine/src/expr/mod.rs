@@ -19,7 +19,7 @@ use cel::Program;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-pub use check::{Finding, FindingKind, Scope, check_expr, check_template};
+pub use check::{Finding, FindingKind, Scope, Shape, check_expr, check_template};
 pub use functions::{Functions, HashFiles, Outcome};
 pub use reference::{Call, Reference};
 pub use template::{Part, Template};

@@ -147,7 +147,7 @@ pub async fn logs(
     PathOf(run): PathOf<RunId>,
     QueryOf(query): QueryOf<LogsQuery>,
 ) -> Answer<Response> {
-    let request = FollowRequest { job: query.job, step: query.step, follow: query.follow, positions: Vec::new() };
+    let request = FollowRequest { job: query.job, step: query.step, follow: query.follow, ..FollowRequest::default() };
     answer_follow(&state, caller, session, run, request).await
 }
 
