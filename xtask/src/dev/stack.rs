@@ -139,9 +139,7 @@ impl Stack {
             ("KICI_AGENT_ID", "dev".to_owned()),
             ("KICI_LABELS", self.labels()),
             ("KICI_STATE_DIR", state.display().to_string()),
-            ("KICI_RUNTIME_DIR", state.join("run").display().to_string()),
             ("KICI_AGENT_MAX_CONCURRENCY", jobs.to_string()),
-            ("KICI_PORT", "0".to_owned()),
             // Whoever stops us wants to stop; runs were cancelled before.
             ("KICI_SHUTDOWN_GRACE_MS", "2000".to_owned()),
             ("KICI_PASS_ENV", PASSED.join(",")),
