@@ -21,8 +21,6 @@ pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
     /// Ids of our own packages.
     pub(crate) workspace_members: Vec<String>,
-    /// Where artefacts go.
-    pub(crate) target_directory: PathBuf,
 }
 
 #[derive(Deserialize)]
