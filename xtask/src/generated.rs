@@ -3,9 +3,11 @@
 //! A few are written here; the others belong to a test of the crate that knows their content: the test compares, and
 //! with `UPDATE=1` it writes.
 
+use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use kici_engine::metrics::{Kind, Service, of};
 use xshell::cmd;
 
 use crate::workspace::Workspace;
@@ -14,10 +16,10 @@ use crate::workspace::Workspace;
 type Produce = fn() -> Result<String>;
 
 /// Files that are written here.
-const OWN: &[(&str, Produce)] = &[];
+const OWN: &[(&str, Produce)] = &[("docs/metrics.md", metrics)];
 
-/// Files that a test of a package keeps: the file, the package, the name of the test.
-const KEPT_BY_TESTS: &[(&str, &str, &str)] = &[];
+/// Files that a test of a package keeps: the file, the package, the test target.
+const KEPT_BY_TESTS: &[(&str, &str, &str)] = &[("docs/openapi.json", "kici-api", "openapi")];
 
 /// Writes every generated file.
 pub(crate) fn write(workspace: &Workspace) -> Result<()> {
@@ -30,7 +32,7 @@ pub(crate) fn write(workspace: &Workspace) -> Result<()> {
     }
     for (file, package, test) in KEPT_BY_TESTS {
         let before = read(workspace, file);
-        cmd!(workspace.shell, "cargo test --quiet --package {package} --all-features {test}")
+        cmd!(workspace.shell, "cargo test --quiet --package {package} --all-features --test {test}")
             .env("UPDATE", "1")
             .quiet()
             .ignore_stdout()
@@ -59,6 +61,28 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         bail!("{} not what the code says; run `cargo xtask gen` and commit the result", stale.join(", "));
     }
     Ok(())
+}
+
+/// The reference of metrics.
+fn metrics() -> Result<String> {
+    let mut text = String::from(
+        "# Metrics\n\nWritten by `cargo xtask gen` from the catalogue in `kici-engine`; do not edit.\n\n\
+         `GET /metrics` of the orchestrator and, where it has a port, of the agent. No label holds an id of a run or job, a \
+         branch or a repository.\n",
+    );
+    for (service, title) in [(Service::Orchestrator, "Orchestrator"), (Service::Agent, "Agent")] {
+        write!(text, "\n## {title}\n\n| name | kind | labels | unit | what |\n|---|---|---|---|---|\n")?;
+        for metric in of(service) {
+            let kind = match metric.kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+                Kind::Histogram => "histogram",
+            };
+            let labels = metric.labels.join(", ");
+            writeln!(text, "| `{}` | {kind} | {labels} | {} | {} |", metric.name, metric.unit, metric.help)?;
+        }
+    }
+    Ok(text)
 }
 
 /// The file as it is, empty if it is not there yet.

@@ -24,6 +24,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// From a checkout to a running CI: starts everything, runs a repository's workflows and shows the logs
+    Dev(dev::Options),
     /// Every check and every test, as continuous integration runs them
     Ci,
     /// Every test on both databases; as root on Debian it installs what they need
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match task {
+        Task::Dev(options) => return Ok(ExitCode::from(dev::run(&workspace, &options)?)),
         Task::Ci => ci::run(&workspace)?,
         Task::Test { arguments } => test::run(&workspace, &arguments)?,
         Task::Tidy => tidy::run(&workspace)?,

@@ -1,5 +1,4 @@
-//! The wire: generated gRPC types, conversions to engine types, limits and the words both sides share.
-
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 /// Generated from `proto/`, nested as the packages are.

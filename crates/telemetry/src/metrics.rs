@@ -6,21 +6,6 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 
 use crate::TelemetryError;
 
-/// 1 ms to 5 s: dispatch, matching, requests.
-const MILLISECONDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
-
-/// 1 s to 30 min: runs, jobs, steps, builds.
-const JOBS: [f64; 10] = [1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0];
-
-/// Histograms that measure work of jobs; every other `_seconds` has the millisecond buckets.
-const JOB_HISTOGRAMS: [&str; 5] = [
-    "kici_orch_execution_duration_seconds",
-    "kici_orch_job_duration_seconds",
-    "kici_orch_queue_wait_seconds",
-    "kici_orch_build_duration_seconds",
-    "kici_agent_step_duration_seconds",
-];
-
 /// Reads the metrics of this process. Cloning it is cheap.
 #[derive(Clone)]
 pub struct Metrics {
@@ -72,54 +57,43 @@ fn describe(metric: &Metric) {
 
 fn recorder() -> Result<PrometheusRecorder, TelemetryError> {
     let refused = |error: metrics_exporter_prometheus::BuildError| TelemetryError::Recorder(error.to_string());
-    let mut builder = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &MILLISECONDS)
-        .map_err(refused)?;
-    for name in JOB_HISTOGRAMS {
-        builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), &JOBS).map_err(refused)?;
+    let mut builder = PrometheusBuilder::new();
+    for metric in CATALOGUE.iter().filter(|metric| metric.kind == Kind::Histogram) {
+        builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.into()), metric.buckets).map_err(refused)?;
     }
     Ok(builder.build_recorder())
 }
 
 #[cfg(test)]
 mod tests {
+    use kici_engine::metrics::lookup;
+
     use super::*;
 
     #[test]
-    fn histograms_have_the_buckets_of_their_class() {
-        let recorder = recorder().unwrap();
-        let handle = recorder.handle();
-        metrics::with_local_recorder(&recorder, || {
-            metrics::counter!("kici_orch_dedup_hits_total").increment(2);
-            metrics::histogram!("kici_orch_dispatch_ack_latency_seconds").record(0.004);
-            metrics::histogram!("kici_orch_execution_duration_seconds").record(20.0);
-        });
-        let text = Metrics { handle }.render();
-        assert!(text.contains("kici_orch_dedup_hits_total 2"), "{text}");
-        assert!(text.contains("kici_orch_dispatch_ack_latency_seconds_bucket{le=\"0.005\"} 1"), "{text}");
-        assert!(text.contains("kici_orch_execution_duration_seconds_bucket{le=\"15\"} 0"), "{text}");
-        assert!(text.contains("kici_orch_execution_duration_seconds_bucket{le=\"30\"} 1"), "{text}");
+    fn histograms_have_the_buckets_of_the_catalogue() {
+        for metric in CATALOGUE.iter().filter(|metric| metric.kind == Kind::Histogram) {
+            let recorder = recorder().unwrap();
+            metrics::with_local_recorder(&recorder, || metrics::histogram!(metric.name).record(metric.buckets[1]));
+            let text = Metrics { handle: recorder.handle() }.render();
+            let below = format!("{}_bucket{{le=\"{}\"}} 0", metric.name, metric.buckets[0]);
+            let within = format!("{}_bucket{{le=\"{}\"}} 1", metric.name, metric.buckets[1]);
+            assert!(text.contains(&below) && text.contains(&within), "{text}");
+        }
     }
 
     #[test]
     fn the_text_says_what_a_metric_is() {
         let recorder = recorder().unwrap();
         let handle = recorder.handle();
-        let metric = Metric {
-            name: "kici_orch_things_seconds",
-            kind: Kind::Histogram,
-            labels: &[],
-            unit: "seconds",
-            help: "how long things take",
-            service: kici_engine::metrics::Service::Orchestrator,
-        };
+        let metric = lookup("kici_orch_http_request_duration_seconds").unwrap();
         metrics::with_local_recorder(&recorder, || {
-            describe(&metric);
+            describe(metric);
             metrics::histogram!(metric.name).record(1.0);
         });
         let text = Metrics { handle }.render();
-        assert!(text.contains("# HELP kici_orch_things_seconds how long things take"), "{text}");
-        assert!(text.contains("# TYPE kici_orch_things_seconds histogram"), "{text}");
+        assert!(text.contains(&format!("# HELP {} {}", metric.name, metric.help)), "{text}");
+        assert!(text.contains(&format!("# TYPE {} histogram", metric.name)), "{text}");
     }
 
     #[test]

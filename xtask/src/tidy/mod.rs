@@ -7,6 +7,7 @@ mod licences;
 mod manifests;
 mod migrations;
 mod sources;
+mod workflows;
 
 use anyhow::{Result, bail};
 
@@ -21,13 +22,14 @@ struct Tree<'a> {
 
 type Rule = fn(&Tree<'_>) -> Result<Vec<String>>;
 
-const RULES: [(&str, Rule); 6] = [
+const RULES: [(&str, Rule); 7] = [
     ("licences", licences::check),
     ("arrows", arrows::check),
     ("manifests", manifests::check),
     ("migrations", migrations::check),
     ("sources", sources::check),
     ("documents", documents::check),
+    ("workflows", workflows::check),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
