@@ -5,15 +5,19 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod checkout;
 pub mod config;
 pub mod hash_files;
+pub mod job;
 pub mod journal;
 pub mod key;
 pub mod lines;
 pub mod mask;
 pub mod outbox;
 pub mod ports;
+pub mod session;
 pub mod spool;
 pub mod steps;
 pub mod stop;
+pub mod upload;

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 pub enum Stop {
     /// Nothing: go on.
     Run,
-    /// SIGTERM to the step, SIGKILL to its tree after `grace`, then the steps that asked to run after a cancel.
+    /// SIGTERM to the step, SIGKILL to its tree after `grace`.
     Graceful {
         /// Why.
         reason: FailureReason,
@@ -18,6 +18,8 @@ pub enum Stop {
         message: String,
         /// From SIGTERM to SIGKILL.
         grace: Duration,
+        /// Steps that ask to run after a cancel do so.
+        more_steps: bool,
     },
     /// SIGKILL to the tree at once, no further step.
     Force {
@@ -66,8 +68,9 @@ pub fn strengthen(to: &watch::Sender<Stop>, stop: Stop) {
 
 /// Waits until a job is told to stop. Never returns when nobody can tell it any more.
 pub async fn stopped(from: &mut watch::Receiver<Stop>) -> Stop {
-    match from.wait_for(|stop| *stop != Stop::Run).await {
-        Ok(stop) => stop.clone(),
+    let told = from.wait_for(|stop| *stop != Stop::Run).await.map(|stop| stop.clone());
+    match told {
+        Ok(stop) => stop,
         Err(_) => std::future::pending().await,
     }
 }

@@ -126,8 +126,10 @@ async fn supervise(tree: &mut Tree, bounds: Bounds, stop: &mut watch::Receiver<S
 
 async fn told(stop: &mut watch::Receiver<Stop>, after_stop: bool) -> Stop {
     if after_stop {
-        match stop.wait_for(|stop| matches!(stop, Stop::Force { .. } | Stop::Abandon { .. })).await {
-            Ok(stop) => stop.clone(),
+        let told = stop.wait_for(|stop| matches!(stop, Stop::Force { .. } | Stop::Abandon { .. })).await;
+        let told = told.map(|stop| stop.clone());
+        match told {
+            Ok(stop) => stop,
             Err(_) => std::future::pending().await,
         }
     } else {
@@ -138,8 +140,10 @@ async fn told(stop: &mut watch::Receiver<Stop>, after_stop: bool) -> Stop {
 /// Waits for a word that leaves no grace.
 async fn stronger(stop: &mut watch::Receiver<Stop>, than: &Ended) -> Stop {
     let abandoned = matches!(than, Ended::Stopped(Stop::Abandon { .. }));
-    match stop.wait_for(|stop| !abandoned && matches!(stop, Stop::Force { .. } | Stop::Abandon { .. })).await {
-        Ok(stop) => stop.clone(),
+    let told = stop.wait_for(|stop| !abandoned && matches!(stop, Stop::Force { .. } | Stop::Abandon { .. })).await;
+    let told = told.map(|stop| stop.clone());
+    match told {
+        Ok(stop) => stop,
         Err(_) => std::future::pending().await,
     }
 }

@@ -185,15 +185,15 @@ impl<'a> Run<'a> {
                 }
                 None
             }
-            Stop::Graceful { .. } => {
+            Stop::Graceful { more_steps: true, .. } => {
                 if !self.stopping {
                     self.stopping = true;
                     self.outcome = Some(Outcome::of_stop(stop));
                 }
                 None
             }
-            Stop::Force { .. } | Stop::Abandon { .. } => Some(match self.outcome.take() {
-                Some(earlier) if matches!(stop, Stop::Force { .. }) => earlier,
+            Stop::Graceful { .. } | Stop::Force { .. } | Stop::Abandon { .. } => Some(match self.outcome.take() {
+                Some(earlier) if !matches!(stop, Stop::Abandon { .. }) => earlier,
                 _ => Outcome::of_stop(stop),
             }),
         }

@@ -227,7 +227,8 @@ async fn stopped_by(told: Stop, run_script: &str) -> (Job, Heard, Outcome, TempD
 #[tokio::test]
 async fn a_graceful_cancel_lets_the_steps_run_that_ask_for_it() {
     let grace = Duration::from_millis(100);
-    let told = Stop::Graceful { reason: FailureReason::CancelledByUser, message: "by ann".into(), grace };
+    let told =
+        Stop::Graceful { reason: FailureReason::CancelledByUser, message: "by ann".into(), grace, more_steps: true };
     let (job, heard, outcome, _dir) = stopped_by(told, "trap '' TERM; setsid sleep 600 & echo up; sleep 600").await;
     assert_eq!((outcome.status, outcome.message.as_str()), (JobStatus::Cancelled, "by ann"));
     assert_eq!(heard.statuses(), ["cancelled", "cancelled", "success"]);

@@ -1,0 +1,383 @@
+//! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
+//! reported.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kici_engine::jobspec::JobSpec;
+use kici_engine::state::{FailureReason, JobStatus, StepStatus};
+use kici_engine::time::Clock;
+use kici_protocol::agent::{AgentFrame, Evidence, JobOffer, JobUpdate, StepUpdate, agent_frame};
+use kici_sys::process::ProcessId;
+use secrecy::SecretString;
+use serde_json::Value as Json;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::checkout::{Checkout, CheckoutError, Source};
+use crate::config::Config;
+use crate::journal::Journal;
+use crate::key::{JobKey, checkout_key};
+use crate::mask::Masker;
+use crate::ports::{Reporter, StepReport};
+use crate::spool::Spool;
+use crate::steps::{self, Outcome};
+use crate::stop::{Stop, stopped};
+
+/// The orchestrator's word on the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// None yet.
+    Waiting,
+    /// User code may run.
+    Granted,
+    /// The job is not ours.
+    Denied(String),
+}
+
+/// What a job tells the agent.
+#[derive(Debug)]
+pub enum JobEvent {
+    /// It is written down: acknowledge it.
+    Accepted,
+    /// It could not be written down: reject it.
+    NotAccepted(String),
+    /// It is prepared: ask for the start.
+    AskStart,
+    /// A word that may be lost.
+    Say(Box<agent_frame::Frame>),
+    /// It is gone from this agent, with everything it left; nothing was or will be reported.
+    Dropped,
+    /// Its workspace is gone.
+    Cleaned,
+}
+
+/// A word that must not be lost, for the outbox.
+#[derive(Debug)]
+pub struct Posting {
+    /// Of which job.
+    pub job: JobKey,
+    /// The word.
+    pub frame: agent_frame::Frame,
+    /// It is the last one of the job.
+    pub last: bool,
+    /// Told when it is on disk.
+    pub kept: Option<oneshot::Sender<()>>,
+}
+
+/// What a job needs of its agent.
+pub struct Ctx {
+    /// Which job.
+    pub key: JobKey,
+    /// Settings.
+    pub config: Arc<Config>,
+    /// Now.
+    pub clock: Arc<dyn Clock>,
+    /// Facts.
+    pub journal: Arc<Journal>,
+    /// Its logs.
+    pub spool: Arc<Spool>,
+    /// Values that must not be shown.
+    pub masker: Arc<Masker>,
+    /// To the agent.
+    pub events: mpsc::Sender<(JobKey, JobEvent)>,
+    /// To the outbox.
+    pub outbox: mpsc::Sender<Posting>,
+    /// Told to stop.
+    pub stop: watch::Receiver<Stop>,
+    /// Told the grant.
+    pub grant: watch::Receiver<Grant>,
+    /// Name of the agent and its labels, for expressions.
+    pub agent: Json,
+}
+
+/// Runs one job from its offer to its end.
+pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
+    let dir = ctx.config.work_dir.join(ctx.key.file_name());
+    if let Err(message) = accept(&ctx, &offer, &dir).await {
+        ctx.tell(JobEvent::NotAccepted(message)).await;
+        return;
+    }
+    ctx.tell(JobEvent::Accepted).await;
+    let outcome = ctx.work(&dir, offer, spec).await;
+    ctx.spool.close();
+    if outcome.abandoned {
+        ctx.tell(JobEvent::Dropped).await;
+    } else {
+        ctx.report(outcome).await;
+    }
+    if let Err(error) = ctx.journal.done(ctx.key) {
+        tracing::warn!(job = %ctx.key, %error, "cannot write down that a job is done");
+    }
+    remove(&dir).await;
+    ctx.tell(JobEvent::Cleaned).await;
+}
+
+/// Writes the job down, synced, and makes its directories meanwhile.
+async fn accept(ctx: &Ctx, offer: &JobOffer, dir: &Path) -> Result<(), String> {
+    let (journal, key, at) = (Arc::clone(&ctx.journal), ctx.key, ctx.clock.now());
+    let (workflow, name, dirs) = (offer.workflow.clone(), offer.job_name.clone(), dir.to_owned());
+    let written = tokio::task::spawn_blocking(move || {
+        std::fs::create_dir_all(dirs.join("workspace"))?;
+        std::fs::create_dir_all(dirs.join("scratch"))?;
+        journal.accepted(key, &workflow, &name, at)
+    });
+    match written.await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(format!("the job cannot be written down: {error}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Deletes a workspace, which may be large.
+pub async fn remove(dir: &Path) {
+    let path = dir.to_owned();
+    let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(path)).await;
+    if let Ok(Err(error)) = removed
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(dir = %dir.display(), %error, "cannot delete a workspace");
+    }
+}
+
+impl Ctx {
+    async fn tell(&self, event: JobEvent) {
+        // The agent is gone only when the program ends.
+        let _ = self.events.send((self.key, event)).await;
+    }
+
+    async fn work(&mut self, dir: &Path, offer: JobOffer, spec: JobSpec) -> Outcome {
+        let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));
+        if let Some(source) = &offer.checkout {
+            let source = Source {
+                url: source.url.clone(),
+                git_ref: source.git_ref.clone(),
+                sha: source.sha.clone(),
+                depth: source.depth,
+                basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
+            };
+            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, deadline).await {
+                return *outcome;
+            }
+        }
+        let mut job = match self.prepare(&offer, spec, workspace, scratch) {
+            Ok(job) => job,
+            Err(error) => {
+                let message = format!("the workspace cannot be prepared: {error}");
+                return Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message);
+            }
+        };
+        job.deadline = deadline;
+        if let Err(outcome) = self.wait_for_grant(deadline).await {
+            return *outcome;
+        }
+        let mut stop = self.stop.clone();
+        steps::run(&job, self, &mut stop).await
+    }
+
+    async fn checkout(
+        &mut self,
+        workspace: &Path,
+        scratch: &Path,
+        source: &Source,
+        deadline: Option<Instant>,
+    ) -> Result<(), Box<Outcome>> {
+        let io = |error: std::io::Error| {
+            let message = format!("the log of the checkout cannot be kept: {error}");
+            Box::new(Outcome::new(JobStatus::Failed, Some(FailureReason::CheckoutFailed), message))
+        };
+        let mut report = StepReport::new(checkout_key(), "checkout", StepStatus::Running, self.clock.now());
+        self.step(report.clone()).await;
+        let mut log = self.spool.open(&checkout_key()).map_err(io)?;
+        let mut stop = self.stop.clone();
+        let result = Checkout {
+            workspace,
+            scratch,
+            host: &self.config.host_env,
+            timeout: self.config.git_timeout,
+            deadline,
+            log: &mut log,
+            masker: &self.masker,
+            clock: &*self.clock,
+            stop: &mut stop,
+        }
+        .run(source)
+        .await;
+        let outcome = result.err().map(|error| match error {
+            CheckoutError::Stopped(stop) => Outcome::of_stop(&stop),
+            error if deadline.is_some_and(|deadline| deadline <= Instant::now()) => {
+                let message = format!("the job ran longer than its limit during its checkout: {error}");
+                Outcome::new(JobStatus::Failed, Some(FailureReason::JobTimeout), message)
+            }
+            error => Outcome::new(
+                JobStatus::Failed,
+                Some(FailureReason::CheckoutFailed),
+                self.masker.mask_text(&error.to_string()),
+            ),
+        });
+        if let Some(outcome) = &outcome {
+            let mut lines = crate::lines::Lines::default();
+            lines.say(self.clock.now(), &outcome.message);
+            log.append(&lines).await.map_err(io)?;
+            report.message = outcome.message.clone();
+        }
+        report.log = log.close(self.clock.now()).await.map_err(io)?;
+        report.at = self.clock.now();
+        report.status = match outcome.as_ref().map(|outcome| outcome.status) {
+            None => StepStatus::Success,
+            Some(JobStatus::Cancelled) => StepStatus::Cancelled,
+            Some(_) => StepStatus::Failed,
+        };
+        if !outcome.as_ref().is_some_and(|outcome| outcome.abandoned) {
+            self.step(report).await;
+        }
+        outcome.map_or(Ok(()), |outcome| Err(Box::new(outcome)))
+    }
+
+    /// Everything that user code will find, short of running it.
+    fn prepare(
+        &self,
+        offer: &JobOffer,
+        spec: JobSpec,
+        workspace: PathBuf,
+        scratch: PathBuf,
+    ) -> std::io::Result<steps::Job> {
+        let text = |name: &str| spec.context.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
+        let mut job_facing = vec![
+            ("KICI_RUN_ID", self.key.run.to_string()),
+            ("KICI_JOB_ID", self.key.job.to_string()),
+            ("KICI_JOB_NAME", offer.job_name.clone()),
+            ("KICI_WORKFLOW", offer.workflow.clone()),
+            ("KICI_REF", text("ref")),
+            ("KICI_SHA", text("sha")),
+        ];
+        if let Some(event) = spec.context.get("event") {
+            let path = scratch.join("event.json");
+            std::fs::write(&path, serde_json::to_vec(event)?)?;
+            job_facing.push(("KICI_EVENT_PATH", path.display().to_string()));
+        }
+        Ok(steps::Job {
+            spec,
+            workspace,
+            scratch,
+            host: self.config.host_env.clone(),
+            job_facing,
+            agent: self.agent.clone(),
+            masker: Arc::clone(&self.masker),
+            spool: Arc::clone(&self.spool),
+            clock: Arc::clone(&self.clock),
+            step_timeout: self.config.default_step_timeout,
+            deadline: None,
+        })
+    }
+
+    /// No user code runs before this returned.
+    async fn wait_for_grant(&mut self, deadline: Option<Instant>) -> Result<(), Box<Outcome>> {
+        self.tell(JobEvent::AskStart).await;
+        let late = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            stop = stopped(&mut self.stop) => Err(Box::new(Outcome::of_stop(&stop))),
+            grant = self.grant.wait_for(|grant| *grant != Grant::Waiting) => match grant.map(|grant| grant.clone()) {
+                Ok(Grant::Granted) => Ok(()),
+                Ok(Grant::Denied(detail)) => {
+                    tracing::info!(job = %self.key, detail, "the start was denied; the job is dropped");
+                    Err(Box::new(Outcome::of_stop(&Stop::Abandon { grace: Duration::ZERO })))
+                }
+                _ => Err(Box::new(Outcome::of_stop(&Stop::Abandon { grace: Duration::ZERO }))),
+            },
+            () = late => {
+                let message = "the job ran longer than its limit before its start was granted";
+                Err(Box::new(Outcome::new(JobStatus::Failed, Some(FailureReason::JobTimeout), message)))
+            }
+        }
+    }
+
+    /// Puts the result into the outbox and waits until it is on disk.
+    async fn report(&self, outcome: Outcome) {
+        let update = JobUpdate {
+            job: Some(self.key.to_ref()),
+            state: outcome.status.as_str().to_owned(),
+            at_us: self.clock.now().as_micros(),
+            reason: outcome.reason.map_or("", FailureReason::as_str).to_owned(),
+            message: self.masker.mask_text(&outcome.message),
+            outputs: outcome.outputs.into_iter().map(|(k, v)| (k, self.masker.mask_text(&v))).collect(),
+            evidence: Some(Evidence {
+                exit_code: outcome.exit_code,
+                signal: outcome.signal,
+                peak_memory_bytes: None,
+                memory_limit_bytes: None,
+                failed_step: outcome.failed_step,
+                strays_killed: outcome.strays_killed,
+            }),
+            log_bytes: self.spool.total_bytes(),
+            cancel_deadline_us: 0,
+        };
+        let (kept, on_disk) = oneshot::channel();
+        let frame = agent_frame::Frame::JobUpdate(update);
+        // Both ends live as long as the agent.
+        let _ = self.outbox.send(Posting { job: self.key, frame, last: true, kept: Some(kept) }).await;
+        let _ = on_disk.await;
+    }
+}
+
+#[async_trait]
+impl Reporter for Ctx {
+    async fn step(&self, report: StepReport) {
+        let terminal = report.status.is_terminal();
+        let frame = agent_frame::Frame::StepUpdate(step_update(self.key, report));
+        if terminal {
+            // The outbox lives as long as the agent.
+            let _ = self.outbox.send(Posting { job: self.key, frame, last: false, kept: None }).await;
+        } else {
+            self.tell(JobEvent::Say(Box::new(frame))).await;
+        }
+    }
+
+    fn tree(&self, keeper: ProcessId) {
+        if let Err(error) = self.journal.tree(self.key, keeper) {
+            tracing::warn!(job = %self.key, %error, "cannot write down a process; a crash of the agent would leave it behind");
+        }
+    }
+}
+
+fn step_update(job: JobKey, report: StepReport) -> StepUpdate {
+    StepUpdate {
+        job: Some(job.to_ref()),
+        step: Some(report.key),
+        name: report.name,
+        state: report.status.as_str().to_owned(),
+        at_us: report.at.as_micros(),
+        exit_code: report.exit_code,
+        message: report.message,
+        outputs: report.outputs.into_iter().collect(),
+        log_bytes: report.log.offset,
+        log_lines: report.log.lines,
+        missing_bytes: report.log.missing_bytes,
+        missing_lines: report.log.missing_lines,
+        failure_allowed: report.failure_allowed,
+        summary: report.summary,
+    }
+}
+
+/// The result of a job that was held when an earlier process of this agent died.
+pub fn restarted(job: JobKey, at: kici_engine::time::Ts) -> AgentFrame {
+    let update = JobUpdate {
+        job: Some(job.to_ref()),
+        state: JobStatus::Failed.as_str().to_owned(),
+        at_us: at.as_micros(),
+        reason: FailureReason::AgentRestarted.as_str().to_owned(),
+        message: "the agent was restarted while it held the job; what the job left running was ended".to_owned(),
+        ..JobUpdate::default()
+    };
+    AgentFrame { seq: 0, frame: Some(agent_frame::Frame::JobUpdate(update)) }
+}
