@@ -21,6 +21,7 @@ use crate::forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, He
 use crate::github::api::Api;
 use crate::github::auth::{Access, App};
 use crate::local::{check_sha, is_branch_name};
+use crate::normalise::is_zero_sha;
 use crate::source::{GithubConfig, Source, is_repo_name};
 use crate::workflows::{Limits, WorkflowFiles};
 
@@ -67,10 +68,10 @@ impl Github {
         self
     }
 
-    /// Files between a base and the head; `Err` is the reason why there is no base.
+    /// What a push is compared with; `Err` is the reason why there is nothing.
     async fn base_of(&self, repo: &str, event: &Event) -> Result<String, String> {
-        if let Some(base) = event.base_sha.as_deref().filter(|b| !crate::normalise::is_zero_sha(b)) {
-            return Ok(base.to_owned());
+        if let Some(base) = event.base_sha.as_deref().filter(|b| !is_zero_sha(b)) {
+            return check_sha(base).map(|()| base.to_owned()).map_err(|e| e.to_string());
         }
         let default = match &event.default_branch {
             Some(branch) => branch.clone(),

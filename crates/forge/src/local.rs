@@ -83,7 +83,7 @@ impl Local {
     /// The commit to compare with; `Err` is the reason why there is none.
     async fn base_of(&self, event: &Event, head: &str) -> Result<String, String> {
         if let Some(base) = event.base_sha.as_deref().filter(|b| !is_zero_sha(b)) {
-            return Ok(base.to_owned());
+            return check_sha(base).map(|()| base.to_owned()).map_err(|e| e.to_string());
         }
         let default = match &event.default_branch {
             Some(branch) => Some(branch.clone()),

@@ -9,10 +9,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::Mutex;
 
-use super::tree::{self, Mode};
+use super::tree;
 use crate::forge::ForgeError;
 use crate::source::path_text;
-use crate::workflows::{Limits, Selection, Wanted, WorkflowFiles};
+use crate::workflows::{Limits, Selection, WORKFLOW_DIR, Wanted, WorkflowFiles};
 
 /// Variables that would point git at another repository (`git rev-parse --local-env-vars`): we may have been started
 /// from a hook.
@@ -74,6 +74,8 @@ impl Git {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // A Ctrl-C on the terminal is for us; while we shut down, git may still be needed.
+            .process_group(0)
             .kill_on_drop(true);
         command
     }
@@ -232,57 +234,39 @@ impl Reader {
         if said.is_empty() { error.to_string() } else { said.to_owned() }
     }
 
-    /// `None` when the repository has no such commit.
+    /// `None` when the repository has no such commit. Four exchanges, however many files there are.
     async fn workflows_at(&mut self, sha: &str, limits: Limits) -> std::io::Result<Option<WorkflowFiles>> {
-        let folder = format!("{sha}:.kici");
-        let infos = self.info(&[sha, &folder]).await?;
-        let [Some(commit), folder] = infos.as_slice() else { return Ok(None) };
-        if commit.kind != "commit" {
-            return Ok(None);
-        }
+        let folders = [".kici", WORKFLOW_DIR];
+        let specs = folders.map(|folder| format!("{sha}:{folder}"));
+        let mut infos = self.info(&[sha, &specs[0], &specs[1]]).await?.into_iter();
+        let Some(commit) = infos.next().flatten().filter(|commit| commit.kind == "commit") else { return Ok(None) };
         let mut selection = Selection::new(limits);
-        let message = self.message(commit).await?;
-        if let Some(folder) = folder {
-            self.select(folder, sha.len() / 2, &mut selection).await?;
+        let mut objects = Vec::new();
+        let mut places = Vec::new();
+        if commit.size <= MAX_OBJECT {
+            objects.push(commit);
+            places.push(None);
+        }
+        // git follows no symbolic link on the way: what it finds is a folder of the repository, or nothing.
+        for (folder, info) in folders.into_iter().zip(infos) {
+            match info {
+                Some(info) if info.kind == "tree" && info.size <= MAX_OBJECT => {
+                    objects.push(info);
+                    places.push(Some(folder));
+                }
+                Some(info) if info.kind == "tree" => selection.skip(folder, "too many entries".to_owned()),
+                _ => {}
+            }
+        }
+        let mut message = None;
+        for (place, raw) in places.into_iter().zip(self.contents(&objects).await?) {
+            match place {
+                None => message = text(&raw).split_once("\n\n").map(|(_, message)| message.to_owned()),
+                Some(folder) => offer(folder, &raw, sha.len() / 2, &mut selection)?,
+            }
         }
         let contents = self.read(&mut selection).await?;
         Ok(Some(selection.fill(contents, message)))
-    }
-
-    async fn message(&mut self, commit: &Info) -> std::io::Result<Option<String>> {
-        if commit.size > MAX_OBJECT {
-            return Ok(None);
-        }
-        let raw = text(&self.content(commit).await?);
-        Ok(raw.split_once("\n\n").map(|(_, message)| message.to_owned()))
-    }
-
-    /// Offers the files of `.kici` and `.kici/workflows`. Symbolic links are not files.
-    async fn select(&mut self, folder: &Info, id_len: usize, selection: &mut Selection) -> std::io::Result<()> {
-        let mut folders = vec![(".kici".to_owned(), folder.clone())];
-        while let Some((path, folder)) = folders.pop() {
-            if folder.kind != "tree" {
-                continue;
-            }
-            if folder.size > MAX_OBJECT {
-                selection.skip(&path, "too many entries in the folder".to_owned());
-                continue;
-            }
-            let raw = self.content(&folder).await?;
-            let entries = tree::parse(&raw, id_len).ok_or_else(|| std::io::Error::other("unreadable tree object"))?;
-            for entry in entries {
-                let inside = format!("{path}/{}", entry.name);
-                if entry.mode == Mode::File {
-                    selection.offer(&inside, &entry.oid, None);
-                } else if entry.mode == Mode::Tree
-                    && inside == crate::workflows::WORKFLOW_DIR
-                    && let [Some(info)] = self.info(&[&entry.oid]).await?.as_slice()
-                {
-                    folders.push((inside, info.clone()));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Reads what was selected, after asking for sizes: a huge file is never read.
@@ -301,12 +285,8 @@ impl Reader {
                 None => small.push((wanted, info)),
             }
         }
-        let mut out = Vec::with_capacity(small.len());
-        for (wanted, info) in small {
-            let content = self.content(&info).await?;
-            out.push((wanted, content));
-        }
-        Ok(out)
+        let (wanted, infos): (Vec<_>, Vec<_>) = small.into_iter().unzip();
+        Ok(wanted.into_iter().zip(self.contents(&infos).await?).collect())
     }
 
     /// Asks about several objects at once; `None` for each that is not there.
@@ -322,19 +302,23 @@ impl Reader {
         Ok(out)
     }
 
-    /// The content of an object whose size was asked for before.
-    async fn content(&mut self, info: &Info) -> std::io::Result<Vec<u8>> {
-        self.stdin.write_all(format!("contents {}\n", info.oid).as_bytes()).await?;
-        let gone = || std::io::Error::other("the object vanished while it was read");
-        let header = self.header().await?.ok_or_else(gone)?;
-        if header.size != info.size {
-            return Err(gone());
+    /// The contents of objects whose sizes were asked for before.
+    async fn contents(&mut self, objects: &[Info]) -> std::io::Result<Vec<Vec<u8>>> {
+        let mut out = Vec::with_capacity(objects.len());
+        for some in objects.chunks(PIPELINE) {
+            let request: String = some.iter().map(|info| format!("contents {}\n", info.oid)).collect();
+            self.stdin.write_all(request.as_bytes()).await?;
+            for info in some {
+                let header = self.header().await?.filter(|header| header.size == info.size);
+                let header = header.ok_or_else(|| std::io::Error::other("an object changed while it was read"))?;
+                let size = usize::try_from(header.size).map_err(std::io::Error::other)?;
+                let mut content = vec![0; size + 1];
+                self.stdout.read_exact(&mut content).await?;
+                content.truncate(size);
+                out.push(content);
+            }
         }
-        let size = usize::try_from(header.size).map_err(std::io::Error::other)?;
-        let mut content = vec![0; size + 1];
-        self.stdout.read_exact(&mut content).await?;
-        content.truncate(size);
-        Ok(content)
+        Ok(out)
     }
 
     /// `<oid> <kind> <size>`, or anything else (`… missing`, `… ambiguous`) for "not there".
@@ -349,4 +333,13 @@ impl Reader {
         };
         Ok(size.parse().ok().map(|size| Info { oid: oid.to_owned(), kind: kind.to_owned(), size }))
     }
+}
+
+/// Offers the files of a folder. Symbolic links and submodules are not files.
+fn offer(folder: &str, tree: &[u8], id_len: usize, selection: &mut Selection) -> std::io::Result<()> {
+    let entries = tree::parse(tree, id_len).ok_or_else(|| std::io::Error::other("unreadable tree object"))?;
+    for entry in entries.iter().filter(|entry| entry.is_file) {
+        selection.offer(&format!("{folder}/{}", entry.name), &entry.oid, None);
+    }
+    Ok(())
 }

@@ -4,17 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TreeEntry {
     pub name: String,
-    pub mode: Mode,
+    /// A regular file: not a folder, a symbolic link or a submodule.
+    pub is_file: bool,
     pub oid: String,
-}
-
-/// What an entry is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    File,
-    Tree,
-    /// A symbolic link or a submodule: never followed.
-    Other,
 }
 
 /// Reads a raw tree: `<mode> <name>\0<binary id>` again and again. `id_len` is 20 for SHA-1, 32 for SHA-256. `None`
@@ -26,13 +18,9 @@ pub(super) fn parse(mut raw: &[u8], id_len: usize) -> Option<Vec<TreeEntry>> {
         let end = raw.iter().position(|b| *b == 0)?;
         let (mode, name) = (&raw[..space], raw.get(space + 1..end)?);
         let id = raw.get(end + 1..end + 1 + id_len)?;
-        let mode = match mode {
-            b"100644" | b"100755" | b"100664" => Mode::File,
-            b"40000" => Mode::Tree,
-            _ => Mode::Other,
-        };
+        let is_file = matches!(mode, b"100644" | b"100755" | b"100664");
         if let Ok(name) = std::str::from_utf8(name) {
-            out.push(TreeEntry { name: name.to_owned(), mode, oid: hex::encode(id) });
+            out.push(TreeEntry { name: name.to_owned(), is_file, oid: hex::encode(id) });
         }
         raw = &raw[end + 1 + id_len..];
     }
@@ -52,8 +40,8 @@ mod tests {
         raw.extend(b"120000 link\0");
         raw.extend([2; 20]);
         let entries = parse(&raw, 20).unwrap();
-        let names: Vec<_> = entries.iter().map(|e| (e.name.as_str(), e.mode)).collect();
-        assert_eq!(names, [("a b", Mode::File), ("dir", Mode::Tree), ("link", Mode::Other)]);
+        let names: Vec<_> = entries.iter().map(|e| (e.name.as_str(), e.is_file)).collect();
+        assert_eq!(names, [("a b", true), ("dir", false), ("link", false)]);
         assert_eq!(entries[0].oid, "ab".repeat(20));
         assert_eq!(parse(&[], 20), Some(Vec::new()));
         for cut in 1..raw.len() {
