@@ -256,7 +256,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Decides which accesses are recorded. Holds only the counters of rate-limited actions.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    buckets: Mutex<HashMap<(Action, Actor), Bucket>>,
+    buckets: Mutex<Buckets>,
+}
+
+#[derive(Debug, Default)]
+struct Buckets {
+    by_pair: HashMap<(Action, Actor), Bucket>,
+    swept_at: Option<Ts>,
 }
 
 #[derive(Debug)]
@@ -281,14 +287,18 @@ impl Recorder {
         let full = f64::from(per_minute);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (entry.action, entry.actor.clone());
-        if !buckets.contains_key(&key) && buckets.len() >= MAX_PAIRS {
-            buckets.retain(|_, bucket| now.since(bucket.at) < IDLE);
-            if buckets.len() >= MAX_PAIRS {
+        if !buckets.by_pair.contains_key(&key) && buckets.by_pair.len() >= MAX_PAIRS {
+            // Not at every call: a flood of actors must not make each access walk the whole table.
+            if buckets.swept_at.is_none_or(|at| now.since(at) >= MINUTE) {
+                buckets.swept_at = Some(now);
+                buckets.by_pair.retain(|_, bucket| now.since(bucket.at) < IDLE);
+            }
+            if buckets.by_pair.len() >= MAX_PAIRS {
                 // Too many actors to count: rather an entry too many than one too few.
                 return true;
             }
         }
-        let bucket = buckets.entry(key).or_insert(Bucket { tokens: full, at: now });
+        let bucket = buckets.by_pair.entry(key).or_insert(Bucket { tokens: full, at: now });
         let earned = now.since(bucket.at).as_secs_f64() / MINUTE.as_secs_f64() * full;
         bucket.tokens = (bucket.tokens + earned).min(full);
         bucket.at = now;
@@ -370,6 +380,6 @@ mod tests {
         for n in 0..20_000 {
             recorder.wants(&AccessEntry { actor: Actor::new(ActorType::User, n.to_string()), ..at(61) });
         }
-        assert!(recorder.buckets.lock().unwrap().len() <= MAX_PAIRS);
+        assert!(recorder.buckets.lock().unwrap().by_pair.len() <= MAX_PAIRS);
     }
 }

@@ -1,0 +1,190 @@
+//! A GitHub App. <https://docs.github.com/en/rest>
+
+mod api;
+mod auth;
+mod deliveries;
+mod files;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use kici_engine::event::{ChangedFiles, Event, EventKind};
+use kici_engine::ids::SourceId;
+use kici_engine::time::{Clock, Ts};
+use secrecy::SecretString;
+use serde::Deserialize;
+
+pub use api::Retry;
+
+use crate::cache::{Key, WorkflowCache};
+use crate::forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, Head};
+use crate::github::api::Api;
+use crate::github::auth::{Access, App};
+use crate::local::{check_sha, is_branch_name};
+use crate::normalise::is_zero_sha;
+use crate::source::{GithubConfig, Source, is_repo_name};
+use crate::workflows::{Limits, WorkflowFiles};
+
+/// What the forges of one program share: the HTTP client, the clock and the cache.
+pub type Shared = (reqwest::Client, Arc<dyn Clock>, Arc<WorkflowCache>);
+
+/// A GitHub App and the repositories that it is installed on.
+#[derive(Debug)]
+pub struct Github {
+    source: SourceId,
+    web: String,
+    api: Api,
+    app: App,
+    cache: Arc<WorkflowCache>,
+    limits: Limits,
+}
+
+impl Github {
+    /// The App of a source. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// [`ForgeError::Misconfigured`] when the private key is missing or not an RSA key in PEM.
+    pub fn new(
+        source: &Source,
+        config: &GithubConfig,
+        private_key: Option<&SecretString>,
+        (http, clock, cache): Shared,
+        limits: Limits,
+    ) -> Result<Self, ForgeError> {
+        Ok(Self {
+            source: source.id,
+            web: config.web_base(),
+            api: Api::new(http, &config.base_url, Arc::clone(&clock)),
+            app: App::new(&source.name, config.app_id, private_key, clock)?,
+            cache,
+            limits,
+        })
+    }
+
+    /// Another waiting time between tries; for tests.
+    #[must_use]
+    pub fn with_retry(mut self, retry: Retry) -> Self {
+        self.api.retry = retry;
+        self
+    }
+
+    /// What a push is compared with; `Err` is the reason why there is nothing.
+    async fn base_of(&self, repo: &str, event: &Event) -> Result<String, String> {
+        if let Some(base) = event.base_sha.as_deref().filter(|b| !is_zero_sha(b)) {
+            return check_sha(base).map(|()| base.to_owned()).map_err(|e| e.to_string());
+        }
+        let default = match &event.default_branch {
+            Some(branch) => branch.clone(),
+            None => self.default_branch(repo).await.map_err(|e| e.to_string())?,
+        };
+        if event.target_branch.as_ref() == Some(&default) {
+            return Err("the push does not say which commit was before".to_owned());
+        }
+        // A comparison starts at the merge base, which is what a new branch is compared with.
+        Ok(default)
+    }
+
+    async fn default_branch(&self, repo: &str) -> Result<String, ForgeError> {
+        #[derive(Deserialize)]
+        struct Repository {
+            default_branch: String,
+        }
+        let token = self.app.token(&self.api, repo, Access::Contents).await?;
+        let url = self.api.url(&["repos", repo])?;
+        let found: Repository = self.api.get(&format!("repository `{repo}`"), url, &token).await?;
+        Ok(found.default_branch)
+    }
+}
+
+fn check_repo(repo: &str) -> Result<(), ForgeError> {
+    if is_repo_name(repo) { Ok(()) } else { Err(ForgeError::not_found(format!("repository `{repo}`"))) }
+}
+
+#[async_trait]
+impl Forge for Github {
+    async fn workflows_at(&self, repo: &str, sha: &str) -> Result<Arc<WorkflowFiles>, ForgeError> {
+        check_repo(repo)?;
+        check_sha(sha)?;
+        let key = Key { source: self.source, repo: repo.to_owned(), sha: sha.to_owned() };
+        let fetch = || async {
+            let token = self.app.token(&self.api, repo, Access::Contents).await?;
+            let files = files::workflows_at(&self.api, &token, repo, sha, self.limits).await;
+            self.app.watch(repo, Access::Contents, files)
+        };
+        self.cache.get(key, fetch).await
+    }
+
+    async fn changed_files(&self, event: &Event) -> ChangedFiles {
+        let (Some(repo), Some(head)) = (event.repo.as_deref(), event.sha.as_deref()) else {
+            return ChangedFiles::Unavailable("the event has no repository or no commit".to_owned());
+        };
+        let fetched = async {
+            check_repo(repo)?;
+            check_sha(head)?;
+            match (event.kind, event.pr_number) {
+                (EventKind::Pr, Some(number)) => {
+                    let token = self.app.token(&self.api, repo, Access::PullRequests).await?;
+                    let files = files::of_pull_request(&self.api, &token, repo, number).await;
+                    self.app.watch(repo, Access::PullRequests, files)
+                }
+                (EventKind::Push, _) => {
+                    let base = match self.base_of(repo, event).await {
+                        Ok(base) => base,
+                        Err(reason) => return Ok(ChangedFiles::Unavailable(reason)),
+                    };
+                    let token = self.app.token(&self.api, repo, Access::Contents).await?;
+                    let files = files::between(&self.api, &token, repo, &base, head).await;
+                    self.app.watch(repo, Access::Contents, files)
+                }
+                (kind, _) => Ok(ChangedFiles::Unavailable(format!("a `{kind}` event changes no files"))),
+            }
+        };
+        fetched.await.unwrap_or_else(|e: ForgeError| ChangedFiles::Unavailable(e.to_string()))
+    }
+
+    async fn clone_source(&self, repo: &str, sha: &str, git_ref: Option<&str>) -> Result<CloneSource, ForgeError> {
+        check_repo(repo)?;
+        check_sha(sha)?;
+        let (token, expires_at) = self.app.job_token(&self.api, repo).await?;
+        Ok(CloneSource {
+            url: format!("{}/{repo}.git", self.web),
+            git_ref: git_ref.map(str::to_owned),
+            sha: sha.to_owned(),
+            auth: Some(BasicAuth { username: "x-access-token".to_owned(), password: token }),
+            expires_at: Some(expires_at),
+        })
+    }
+
+    async fn head(&self, repo: &str, branch: Option<&str>) -> Result<Head, ForgeError> {
+        #[derive(Deserialize)]
+        struct Ref {
+            object: Object,
+        }
+        #[derive(Deserialize)]
+        struct Object {
+            sha: String,
+        }
+        check_repo(repo)?;
+        let branch = match branch {
+            Some(branch) => branch.to_owned(),
+            None => self.default_branch(repo).await?,
+        };
+        let what = format!("branch `{branch}` of `{repo}`");
+        if !is_branch_name(&branch) {
+            return Err(ForgeError::not_found(what));
+        }
+        let token = self.app.token(&self.api, repo, Access::Contents).await?;
+        let found: Result<Ref, _> =
+            self.api.get(&what, self.api.url(&["repos", repo, "git/ref/heads", &branch])?, &token).await;
+        let sha = self.app.watch(repo, Access::Contents, found)?.object.sha;
+        Ok(Head { branch: Some(branch), sha })
+    }
+
+    async fn failed_deliveries(&self, since: Ts) -> Result<Vec<FailedDelivery>, ForgeError> {
+        deliveries::failed(&self.api, &self.app, since).await
+    }
+
+    async fn redeliver(&self, id: &str) -> Result<(), ForgeError> {
+        deliveries::again(&self.api, &self.app, id).await
+    }
+}
