@@ -1,1 +1,15 @@
-//! placeholder
+//! Durable state on SQLite and PostgreSQL: one query code base, two backends.
+//!
+//! [`Store`] is the only way in. Its operations take and give the plain values of [`model`]; each write is one
+//! transaction, committed together with others that are ready at the same time, and has been made durable when the
+//! operation returns. A caller that goes away never tears a transaction: the writer finishes it.
+#![forbid(unsafe_code)]
+
+mod error;
+mod facade;
+pub mod model;
+mod notify;
+
+pub use error::StoreError;
+pub use facade::{Durability, Store, StoreConfig};
+pub use notify::{Topic, Wakeup, Wakeups};

@@ -1,0 +1,321 @@
+//! The facade: every operation of the store, declared once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kici_engine::ids::{AgentId, DeliveryRowId, IdSource, InstanceId, JobId, RegistrationId, RunId, SourceId, TokenId};
+use kici_engine::time::{Clock, Ts};
+use serde_json::Value as Json;
+use uuid::Uuid;
+
+use crate::StoreError;
+use crate::model::*;
+use crate::notify::{Topic, Wakeups};
+
+/// When a commit counts as durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// It survives a power failure.
+    #[default]
+    Full,
+    /// It survives a crash of the process; a power failure may lose the last commits, never tear one.
+    Normal,
+}
+
+/// How to open a store.
+#[derive(Clone)]
+pub struct StoreConfig {
+    /// `sqlite:PATH` or `postgres://…`.
+    pub url: String,
+    /// When a commit counts as durable.
+    pub durability: Durability,
+    /// Connections for reading.
+    pub pool_max: usize,
+    /// This instance.
+    pub node: InstanceId,
+    /// Now.
+    pub clock: Arc<dyn Clock>,
+    /// Fresh ids.
+    pub ids: Arc<dyn IdSource>,
+}
+
+/// The store; cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner;
+
+impl Store {
+    /// Opens the database and its pools. Does not migrate.
+    pub async fn open(config: StoreConfig) -> Result<Self, StoreError> {
+        let _ = config;
+        todo!()
+    }
+
+    /// Brings the schema up to date under a lock; returns the names of the migrations that were applied.
+    pub async fn migrate(&self) -> Result<Vec<String>, StoreError> {
+        let _ = &self.inner;
+        todo!()
+    }
+
+    /// One round trip to the database.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        todo!()
+    }
+
+    /// Finishes what is being written, then closes all connections. Later operations are `Unavailable`.
+    pub async fn close(&self) {
+        todo!()
+    }
+
+    /// Which database: `sqlite` or `postgres`.
+    pub fn backend(&self) -> &'static str {
+        todo!()
+    }
+
+    /// Wake-ups of the topics that `wanted` accepts.
+    pub fn subscribe(&self, wanted: fn(&Topic) -> bool) -> Wakeups {
+        let _ = wanted;
+        todo!()
+    }
+}
+
+macro_rules! facade {
+    ($($(#[$doc:meta])* $mode:ident $(($lane:expr))? $module:ident::$name:ident($($arg:ident: $ty:ty),* $(,)?) -> $out:ty;)*) => {
+        impl Store {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// [`StoreError`].
+            pub async fn $name(&self, $($arg: $ty),*) -> Result<$out, StoreError> {
+                $(let _ = &$arg;)*
+                todo!()
+            }
+        )*}
+    };
+}
+
+facade! {
+    // ---- meta, instances, leases
+    /// Identity of this installation; made on first use.
+    write(Lane::META) meta::cluster_id() -> Uuid;
+    /// Reads a setting of the installation.
+    read meta::meta_get(key: String) -> Option<String>;
+    /// Writes a setting of the installation.
+    write(Lane::META) meta::meta_set(key: String, value: String) -> ();
+    /// Inserts or renews the row of an instance; `last_seen_at` is taken from the store's clock.
+    write(Lane::META) meta::instance_heartbeat(instance: Instance) -> ();
+    /// All instances.
+    read meta::instance_list() -> Vec<Instance>;
+    /// Instances that gave no sign of life since `before`.
+    read meta::instance_dead(before: Ts) -> Vec<InstanceId>;
+    /// Forgets an instance (clean stop, or dead).
+    write(Lane::META) meta::instance_remove(id: InstanceId) -> ();
+    /// Takes or renews the lease `name` for this instance. On SQLite it is always granted.
+    write(Lane::META) meta::lease_acquire(name: String, ttl: Duration) -> LeaseAnswer;
+    /// Gives the lease back, if this instance holds it.
+    write(Lane::META) meta::lease_release(name: String) -> ();
+
+    // ---- sources
+    /// Stores a source. `Exists` names `name` or `routing_key`.
+    write(Lane::META) sources::source_create(new: NewSource) -> Source;
+    /// The sources that are not removed, by name.
+    read sources::source_list(org: String) -> Vec<Source>;
+    /// A source by its name, unless removed.
+    read sources::source_get(org: String, name: String) -> Option<Source>;
+    /// A source by its id, also when removed.
+    read sources::source_by_id(id: SourceId) -> Option<Source>;
+    /// A source by its routing key, unless removed.
+    read sources::source_by_routing_key(routing_key: String) -> Option<Source>;
+    /// Changes a source that is still at `version`; else `Changed`.
+    write(Lane::META) sources::source_update(id: SourceId, version: i64, change: SourceChange) -> Source;
+    /// Removes a source; it stays readable by id. False when it was gone.
+    write(Lane::META) sources::source_remove(id: SourceId) -> bool;
+    /// Registrations of enabled sources that have `trigger_type`; none is all.
+    read sources::registration_list(org: String, routing_key: Option<String>, trigger_type: Option<String>) -> Vec<Registration>;
+    /// Switches a registration on, or off on behalf of somebody. False when there is none.
+    write(Lane::META) sources::registration_enable(id: RegistrationId, enabled: bool, by: String) -> bool;
+    /// Replaces the registrations of a repository.
+    write(Lane::META) sources::registrations_replace(set: RegistrationSet) -> ();
+    /// Raised by every change of a registration.
+    read sources::registry_version() -> i64;
+
+    // ---- deliveries
+    /// Stores a delivery before it is answered.
+    write(Lane::text(&new.delivery_id)) deliveries::delivery_insert(new: NewDelivery) -> DeliveryInserted;
+    /// Claims the oldest received deliveries that are free and due. Claims older than `claim_timeout` count as free.
+    write(Lane::CLAIMS) deliveries::delivery_claim(limit: u32, claim_timeout: Duration) -> Vec<Delivery>;
+    /// Frees the claims of these instances; returns how many.
+    write(Lane::CLAIMS) deliveries::delivery_claims_release(instances: Vec<InstanceId>) -> u64;
+    /// Finishes a delivery without runs. False when it was finished already.
+    write(Lane::of(id.uuid())) deliveries::delivery_finish(id: DeliveryRowId, outcome: DeliveryOutcome) -> bool;
+    /// Counts a failed attempt and frees the delivery until `next_at`; false when it was finished already.
+    write(Lane::of(id.uuid())) deliveries::delivery_retry(id: DeliveryRowId, error: String, next_at: Ts) -> bool;
+    /// Puts a finished delivery (failed, dead, …) back to `received`; false when it is being processed.
+    write(Lane::of(id.uuid())) deliveries::delivery_reopen(id: DeliveryRowId) -> bool;
+    /// Headers and body; none once they left the database.
+    read deliveries::delivery_body(id: DeliveryRowId) -> Option<DeliveryBody>;
+    /// One delivery.
+    read deliveries::delivery_get(id: DeliveryRowId) -> Option<Delivery>;
+    /// Deliveries, newest first.
+    read deliveries::delivery_list(filter: DeliveryFilter, page: Page) -> Listed<Delivery>;
+    /// How many deliveries are in each status.
+    read deliveries::delivery_counts() -> BTreeMap<DeliveryStatus, u64>;
+    /// Finished deliveries whose body still lies in the database, oldest first.
+    read deliveries::delivery_bodies_finished(limit: u32) -> Vec<Delivery>;
+    /// Drops the body of a delivery, once it lies under `key` in the object store or is left out for a reason.
+    write(Lane::of(id.uuid())) deliveries::delivery_body_moved(id: DeliveryRowId, key: Option<String>, omitted: Option<String>) -> ();
+    /// Keeps a decision trace.
+    write(Lane::of(id.uuid())) deliveries::trace_put(id: DeliveryRowId, trace: Json) -> ();
+    /// The decision trace of a delivery.
+    read deliveries::trace_get(id: DeliveryRowId) -> Option<Json>;
+    /// Finishes a delivery with all that came of it: runs, trace, registrations. `activate` judges jobs that are ready
+    /// although they were given as `Pending`.
+    write(Lane::of(done.id.uuid())) deliveries::delivery_process(done: ProcessedDelivery, activate: Arc<dyn Activate>) -> Processed;
+
+    // ---- runs
+    /// Creates a run. With a request key `(scope, key)`, a repetition returns the run of the first call.
+    write(Lane::of(run.id.uuid())) runs::run_create(run: NewRun, request_key: Option<(String, String)>, activate: Arc<dyn Activate>) -> CreatedRun;
+    /// A lock document: JSON of `kici_engine::lock::Workflow`.
+    read runs::lock_document(digest: String) -> Option<Vec<u8>>;
+    /// One run.
+    read runs::run_get(id: RunId) -> Option<Run>;
+    /// Runs, newest first.
+    read runs::run_list(filter: RunFilter, page: Page) -> Listed<Run>;
+    /// One job.
+    read runs::job_get(id: JobId) -> Option<Job>;
+    /// The jobs of a run, in order of creation.
+    read runs::jobs_of_run(id: RunId) -> Vec<Job>;
+    /// The edges of a run.
+    read runs::needs_of_run(id: RunId) -> Vec<NeedEdge>;
+    /// The steps of a run at each job's last epoch, by job and place.
+    read runs::steps_of_run(id: RunId) -> Vec<Step>;
+    /// The steps of one delivery of a job.
+    read runs::steps_of_job(job: JobId, epoch: u32) -> Vec<Step>;
+    /// Applies changes of steps in order; one answer each. A terminal step never changes.
+    write(Lane::first(&steps)) runs::step_upsert(steps: Vec<StepWrite>) -> Vec<StepWritten>;
+    /// Marks the logs of a delivery's steps as sealed, with their final sizes `(step_key, bytes, lines)`.
+    write(Lane::of(job.run_id.uuid())) runs::steps_sealed(job: JobRef, sizes: Vec<(String, u64, u64)>) -> ();
+    /// Deliveries that ended but whose logs are not sealed, at most `limit`.
+    read runs::logs_unsealed(limit: u32) -> Vec<JobRef>;
+    /// Notes signs of life; unknown and terminal jobs are passed over.
+    write(Lane::META) runs::job_heartbeats(beats: Vec<(JobRef, Ts)>) -> ();
+    /// Ends a job and does all that follows, in one transaction.
+    write(Lane::of(result.job.run_id.uuid())) runs::job_finish(result: JobResult, activate: Arc<dyn Activate>) -> JobFinished;
+    /// Ends a job without a result of its agent (loss, expiry, unroutable), in one transaction. `Stale` when the row is
+    /// no longer in the expected state.
+    write(Lane::of(request.job.run_id.uuid())) runs::job_fail(request: FailRequest, activate: Arc<dyn Activate>) -> JobFinished;
+    /// Activates jobs whose needs are met but which still wait (after a crash, or `run_create` with `Pending` roots).
+    write(Lane::of(id.uuid())) runs::run_advance(id: RunId, activate: Arc<dyn Activate>) -> Option<Effects>;
+    /// Cancels a run.
+    write(Lane::of(request.run_id.uuid())) runs::run_cancel(request: CancelRequest, activate: Arc<dyn Activate>) -> CancelOutcome;
+    /// A job notices its cancel: `running` becomes `cancelling`, with the time by which it is enforced.
+    write(Lane::of(job.run_id.uuid())) runs::job_cancelling(job: JobRef, agent_id: AgentId, deadline: Option<Ts>) -> Guarded;
+    /// Plans a repetition of a run: all jobs, or those that did not end well and what needs them.
+    read runs::run_rerun_plan(id: RunId, failed_only: bool) -> Rerun;
+    /// Runs that are not terminal, oldest first.
+    read runs::runs_open(limit: u32) -> Vec<RunId>;
+    /// Runs past their deadline that nobody has cancelled.
+    read runs::runs_past_deadline(limit: u32) -> Vec<RunId>;
+    /// Runs that have been cancelling since before `before`.
+    read runs::runs_cancelling_since(before: Ts, limit: u32) -> Vec<RunId>;
+    /// Jobs that started before `started_before` and gave no sign of life since `before`.
+    read runs::jobs_stale(before: Ts, limit: u32) -> Vec<HeldJob>;
+    /// Running jobs past their own limit plus `slack`.
+    read runs::jobs_past_timeout(slack: Duration, limit: u32) -> Vec<HeldJob>;
+
+    // ---- queue
+    /// The distinct selectors of rows that wait.
+    read queue::queue_selectors_pending() -> Vec<PendingSelector>;
+    /// Claims for several agents at once; each job goes to one of them. Oldest first.
+    write(Lane::CLAIMS) queue::queue_claim(requests: Vec<ClaimRequest>) -> Vec<ClaimedJob>;
+    /// Claims this job for an agent, if it still waits.
+    write(Lane::CLAIMS) queue::queue_claim_by_id(job: JobId, agent_id: AgentId) -> Option<ClaimedJob>;
+    /// Undoes a delivery.
+    write(Lane::of(request.job.run_id.uuid())) queue::queue_requeue(request: RequeueRequest, activate: Arc<dyn Activate>) -> Requeued;
+    /// An offer was sent: an answer is due. `Lost` when it came already.
+    write(Lane::of(job.run_id.uuid())) queue::queue_ack_arm(job: JobRef, agent_id: AgentId, deadline: Ts) -> Guarded;
+    /// The agent took the job.
+    write(Lane::of(job.run_id.uuid())) queue::queue_ack(job: JobRef, agent_id: AgentId) -> Guarded;
+    /// The agent asks to start.
+    write(Lane::of(job.run_id.uuid())) queue::job_start(job: JobRef, agent_id: AgentId) -> StartVerdict;
+    /// The agent is out of contact: it has until the deadline to come back.
+    write(Lane::of(request.job.run_id.uuid())) queue::queue_recover(request: RecoverRequest) -> Guarded;
+    /// The agent came back with the job.
+    write(Lane::of(job.run_id.uuid())) queue::queue_resume(job: JobRef, agent_id: AgentId) -> Resumed;
+    /// Rows that this agent holds.
+    read queue::queue_owned_by(agent_id: AgentId) -> Vec<QueueRow>;
+    /// Rows held by agents of these instances.
+    read queue::queue_owned_by_instances(instances: Vec<InstanceId>) -> Vec<QueueRow>;
+    /// Who may speak for a job.
+    read queue::queue_ownership(job: JobRef, agent_id: AgentId) -> Ownership;
+    /// Rows whose answer is overdue.
+    read queue::queue_expired_acks(limit: u32) -> Vec<QueueRow>;
+    /// Rows whose agent did not come back in time.
+    read queue::queue_expired_recoveries(limit: u32) -> Vec<QueueRow>;
+    /// Rows that waited too long.
+    read queue::queue_expired_pending(limit: u32) -> Vec<QueueRow>;
+    /// Rows handed over before `before` and acknowledged or not, but never started and without a heartbeat since.
+    read queue::queue_unstarted_since(before: Ts, limit: u32) -> Vec<QueueRow>;
+    /// One row.
+    read queue::queue_get(job: JobId) -> Option<QueueRow>;
+    /// Rows, oldest first.
+    read queue::queue_list(filter: QueueFilter) -> Vec<QueueRow>;
+    /// How many rows wait for what.
+    read queue::queue_counts() -> QueueCounts;
+    /// Deliveries of a job, oldest first.
+    read queue::dispatch_history(job: JobId) -> Vec<DispatchRecord>;
+    /// Notes why rows are not taken, or that nothing hinders them any more.
+    write(Lane::META) queue::queue_routing_set(routings: Vec<Routing>) -> ();
+
+    // ---- fleet
+    /// Stores an agent token.
+    write(Lane::META) fleet::agent_token_create(new: NewAgentToken) -> AgentToken;
+    /// All agent tokens, newest first.
+    read fleet::agent_token_list() -> Vec<AgentToken>;
+    /// An agent token by the hash of what was presented.
+    read fleet::agent_token_by_hash(hash: String) -> Option<AgentToken>;
+    /// Revokes an agent token; false when there is none. Wakes `Topic::Revocations`.
+    write(Lane::META) fleet::agent_token_revoke(id: TokenId) -> bool;
+    /// Uses up a bootstrap token; false when somebody was faster.
+    write(Lane::META) fleet::agent_token_consume(id: TokenId) -> bool;
+    /// Notes when tokens were last used.
+    write(Lane::META) fleet::agent_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
+    /// Deletes ephemeral tokens that expired before `before`; returns their ids.
+    write(Lane::META) fleet::agent_token_reap(before: Ts) -> Vec<TokenId>;
+    /// Stores an operator's token.
+    write(Lane::META) fleet::admin_token_create(new: NewAdminToken) -> AdminToken;
+    /// All operators' tokens, newest first.
+    read fleet::admin_token_list() -> Vec<AdminToken>;
+    /// An operator's token by the hash of what was presented.
+    read fleet::admin_token_by_hash(hash: String) -> Option<AdminToken>;
+    /// Revokes an operator's token; false when there is none.
+    write(Lane::META) fleet::admin_token_revoke(id: TokenId) -> bool;
+    /// Notes when tokens were last used.
+    write(Lane::META) fleet::admin_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
+    /// An agent registered at this instance.
+    write(Lane::META) fleet::roster_upsert(entry: RosterEntry) -> RosterHost;
+    /// All hosts, by agent.
+    read fleet::roster_list() -> Vec<RosterHost>;
+    /// One host.
+    read fleet::roster_get(agent_id: AgentId) -> Option<RosterHost>;
+    /// Notes signs of life of agents that are connected to this instance.
+    write(Lane::META) fleet::roster_seen(seen: Vec<(AgentId, Ts)>) -> ();
+    /// An agent's session at this instance ended.
+    write(Lane::META) fleet::roster_disconnected(agent_id: AgentId) -> ();
+    /// Deletes hosts of ephemeral agents not seen since `before`; returns them.
+    write(Lane::META) fleet::roster_reap(before: Ts) -> Vec<AgentId>;
+    /// Writes entries of the access log.
+    write(Lane::META) fleet::access_log_insert(entries: Vec<NewAccess>) -> ();
+    /// Entries of the access log, newest first.
+    read fleet::access_log_list(filter: AccessFilter, page: Page) -> Listed<Access>;
+    /// Adds a consequence to be carried out.
+    write(Lane::META) fleet::outbox_put(kind: String, payload: Json) -> Uuid;
+    /// Takes consequences that are due; each is hidden for `hide` and then due again unless done.
+    write(Lane::CLAIMS) fleet::outbox_take(kinds: Vec<String>, limit: u32, hide: Duration) -> Vec<OutboxItem>;
+    /// A consequence was carried out.
+    write(Lane::META) fleet::outbox_done(id: Uuid) -> ();
+}

@@ -1,0 +1,573 @@
+//! Runs, jobs and steps, and what a change of one of them leads to.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kici_engine::event::Event;
+use kici_engine::ids::{AgentId, DeliveryRowId, InstanceId, JobId, RunId, SourceId};
+use kici_engine::lock::Selector;
+use kici_engine::state::{FailureClass, FailureReason, JobStatus, RunStatus, StepStatus};
+use kici_engine::time::Ts;
+use serde_json::Value as Json;
+
+use super::{JobRef, words};
+
+words! {
+    /// Where the log of a step is.
+    LogState("log state") {
+        /// Being written.
+        Open = "open",
+        /// Sealed in the object store.
+        Sealed = "sealed",
+    }
+}
+
+/// A run to be created with all its jobs.
+#[derive(Clone, Debug)]
+pub struct NewRun {
+    /// Minted by the caller.
+    pub id: RunId,
+    /// Organisation.
+    pub org: String,
+    /// The source of the event.
+    pub source_id: SourceId,
+    /// The delivery that caused it; none for a manual run.
+    pub delivery_id: Option<DeliveryRowId>,
+    /// Two runs with the same key are one: the second adopts the first.
+    pub dedup_key: String,
+    /// `owner/name`.
+    pub repo: String,
+    /// Full ref.
+    pub git_ref: Option<String>,
+    /// Commit.
+    pub sha: String,
+    /// Name of the workflow.
+    pub workflow_name: String,
+    /// Rendered title.
+    pub run_name: String,
+    /// Digest of the lock document.
+    pub lock_digest: String,
+    /// JSON of `kici_engine::lock::Workflow`; may be empty when the document is known to be stored.
+    pub lock_json: Vec<u8>,
+    /// The event, without its payload.
+    pub event: Event,
+    /// Type of the trigger that matched.
+    pub trigger_kind: String,
+    /// Validated inputs.
+    pub inputs: BTreeMap<String, Json>,
+    /// The request that caused it.
+    pub request_id: String,
+    /// Events that led to this one.
+    pub chain_depth: u32,
+    /// Limit of the whole run.
+    pub timeout: Option<Duration>,
+    /// From 1; raised by re-runs.
+    pub attempt: u32,
+    /// The run that this one repeats.
+    pub parent_run_id: Option<RunId>,
+    /// Its jobs, in lock order.
+    pub jobs: Vec<NewJob>,
+    /// Who waits for whom.
+    pub needs: Vec<NewNeed>,
+}
+
+/// A job of a [`NewRun`].
+#[derive(Clone, Debug)]
+pub struct NewJob {
+    /// Minted by the caller; also the id of its queue row.
+    pub id: JobId,
+    /// Unique in the run, with matrix values: `test (linux, 1)`.
+    pub name: String,
+    /// Key in the lock: `test`.
+    pub base_name: String,
+    /// Index in the lock document.
+    pub job_index: u32,
+    /// Short label of the variant.
+    pub variant_label: Option<String>,
+    /// Matrix values.
+    pub matrix: Option<BTreeMap<String, String>>,
+    /// For people.
+    pub display_name: String,
+    /// How many variants of `base_name` may run at once.
+    pub max_parallel: Option<u32>,
+    /// The first failing variant ends the others.
+    pub fail_fast: bool,
+    /// Limit from the start of the checkout.
+    pub timeout: Option<Duration>,
+    /// What it starts as.
+    pub start: JobStart,
+}
+
+/// What a new job starts as.
+#[derive(Clone, Debug)]
+pub enum JobStart {
+    /// Waits for what it needs.
+    Pending,
+    /// Ready for an agent.
+    Queued(QueueEntry),
+    /// Its condition is false.
+    Skipped {
+        /// Why, for people.
+        reason: String,
+    },
+    /// Could not be planned.
+    Failed {
+        /// Why.
+        reason: FailureReason,
+        /// For people.
+        message: String,
+    },
+    /// Copied from the run that this one repeats: it ended well there.
+    Succeeded {
+        /// Its outputs there.
+        outputs: BTreeMap<String, String>,
+    },
+}
+
+/// What a queue row holds besides its job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueEntry {
+    /// Which agents may take it; canonical labels, fully rendered.
+    pub selector: Selector,
+    /// Only agents on this machine (a local source).
+    pub requires_machine_id: Option<String>,
+    /// Nobody took it by then: expired. None waits for ever.
+    pub expires_at: Option<Ts>,
+    /// Higher goes first; default 0.
+    pub priority: i16,
+}
+
+/// An edge between jobs of a [`NewRun`].
+#[derive(Clone, Debug)]
+pub struct NewNeed {
+    /// Unique name of the job that waits.
+    pub job_name: String,
+    /// Base name of the job it waits for.
+    pub upstream: String,
+    /// Statuses of the upstream that let it run.
+    pub run_on: Vec<JobStatus>,
+}
+
+/// What became of a [`NewRun`].
+#[derive(Clone, Debug)]
+pub struct CreatedRun {
+    /// The run: the new one, or the one adopted because of its `dedup_key`.
+    pub run_id: RunId,
+    /// False when it existed before.
+    pub created: bool,
+    /// Jobs that are ready for an agent.
+    pub ready: Vec<JobId>,
+    /// Its status after creation.
+    pub status: RunStatus,
+}
+
+/// A stored run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// Its id.
+    pub id: RunId,
+    /// Organisation.
+    pub org: String,
+    /// The source of the event.
+    pub source_id: SourceId,
+    /// The delivery that caused it.
+    pub delivery_id: Option<DeliveryRowId>,
+    /// Its deduplication key.
+    pub dedup_key: String,
+    /// `owner/name`.
+    pub repo: String,
+    /// Full ref.
+    pub git_ref: Option<String>,
+    /// Commit.
+    pub sha: String,
+    /// Name of the workflow.
+    pub workflow_name: String,
+    /// Title.
+    pub run_name: String,
+    /// Digest of the lock document.
+    pub lock_digest: String,
+    /// The event, without its payload.
+    pub event: Event,
+    /// Type of the trigger that matched.
+    pub trigger_kind: String,
+    /// Its status.
+    pub status: RunStatus,
+    /// Why it did not succeed.
+    pub failure_reason: Option<FailureReason>,
+    /// For people.
+    pub failure_message: Option<String>,
+    /// When a cancel was asked for.
+    pub cancel_requested_at: Option<Ts>,
+    /// By whom.
+    pub cancelled_by: Option<String>,
+    /// From 1.
+    pub attempt: u32,
+    /// The run that this one repeats.
+    pub parent_run_id: Option<RunId>,
+    /// Validated inputs.
+    pub inputs: BTreeMap<String, Json>,
+    /// The request that caused it.
+    pub request_id: String,
+    /// Events that led to this one.
+    pub chain_depth: u32,
+    /// When it was created.
+    pub created_at: Ts,
+    /// When its first job started.
+    pub started_at: Option<Ts>,
+    /// When its last job ended.
+    pub finished_at: Option<Ts>,
+    /// Limit of the whole run.
+    pub timeout: Option<Duration>,
+    /// `started_at` plus the limit.
+    pub deadline: Option<Ts>,
+}
+
+/// A stored job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// Its id.
+    pub id: JobId,
+    /// Its run.
+    pub run_id: RunId,
+    /// Unique in the run.
+    pub name: String,
+    /// Key in the lock.
+    pub base_name: String,
+    /// Index in the lock document.
+    pub job_index: u32,
+    /// Short label of the variant.
+    pub variant_label: Option<String>,
+    /// Matrix values.
+    pub matrix: Option<BTreeMap<String, String>>,
+    /// For people.
+    pub display_name: String,
+    /// Its status.
+    pub status: JobStatus,
+    /// What it needs has ended as asked.
+    pub needs_satisfied: bool,
+    /// When it became ready for an agent.
+    pub ready_at: Option<Ts>,
+    /// How many variants may run at once.
+    pub max_parallel: Option<u32>,
+    /// The first failing variant ends the others.
+    pub fail_fast: bool,
+    /// Concurrency group.
+    pub group_name: Option<String>,
+    /// Why it did not succeed.
+    pub failure_reason: Option<FailureReason>,
+    /// Class of the reason.
+    pub failure_class: Option<FailureClass>,
+    /// For people; also the reason of a skip.
+    pub failure_message: Option<String>,
+    /// What the agent saw: exit code, signal, memory.
+    pub evidence: Option<Json>,
+    /// The agent that has or had it.
+    pub agent_id: Option<AgentId>,
+    /// Of the last claim; 0 before the first.
+    pub dispatch_epoch: u32,
+    /// From 1; raised by `retry`.
+    pub attempt: u32,
+    /// Named results.
+    pub outputs: BTreeMap<String, String>,
+    /// Why no agent takes it.
+    pub routing_reason: Option<String>,
+    /// Bytes of log.
+    pub log_bytes: u64,
+    /// When it was created.
+    pub created_at: Ts,
+    /// When its start was granted.
+    pub started_at: Option<Ts>,
+    /// When it ended.
+    pub finished_at: Option<Ts>,
+    /// Last sign of life.
+    pub last_heartbeat_at: Option<Ts>,
+    /// Limit from the start of the checkout.
+    pub timeout: Option<Duration>,
+    /// When a cancel is enforced at the latest.
+    pub cancel_deadline: Option<Ts>,
+}
+
+/// An edge between stored jobs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeedEdge {
+    /// Unique name of the job that waits.
+    pub job_name: String,
+    /// Base name of the job it waits for.
+    pub upstream: String,
+    /// Statuses of the upstream that let it run.
+    pub run_on: Vec<JobStatus>,
+}
+
+/// A stored step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Its job.
+    pub job_id: JobId,
+    /// The delivery it belongs to.
+    pub epoch: u32,
+    /// `kind-owner-ordinal`, as in the name of its log.
+    pub step_key: String,
+    /// Place in the job.
+    pub ordinal: u32,
+    /// For people.
+    pub name: String,
+    /// Its status.
+    pub status: StepStatus,
+    /// Exit code.
+    pub exit_code: Option<i32>,
+    /// For people.
+    pub message: Option<String>,
+    /// Named results.
+    pub outputs: BTreeMap<String, String>,
+    /// When it started.
+    pub started_at: Option<Ts>,
+    /// When it ended.
+    pub finished_at: Option<Ts>,
+    /// Bytes of log.
+    pub log_bytes: u64,
+    /// Lines of log.
+    pub log_lines: u64,
+    /// Bytes that the cap left out.
+    pub missing_bytes: u64,
+    /// Lines that the cap left out.
+    pub missing_lines: u64,
+    /// Its failure does not fail the job.
+    pub failure_allowed: bool,
+    /// Markdown that it wrote.
+    pub summary: Option<String>,
+    /// Where its log is.
+    pub log_state: Option<LogState>,
+}
+
+/// A change of a step, from the agent that has the job.
+#[derive(Clone, Debug)]
+pub struct StepWrite {
+    /// The delivery.
+    pub job: JobRef,
+    /// `kind-owner-ordinal`.
+    pub step_key: String,
+    /// Place in the job.
+    pub ordinal: u32,
+    /// For people.
+    pub name: String,
+    /// The status it reached.
+    pub status: StepStatus,
+    /// When, by the agent's clock.
+    pub at: Ts,
+    /// Exit code.
+    pub exit_code: Option<i32>,
+    /// For people.
+    pub message: Option<String>,
+    /// Named results.
+    pub outputs: BTreeMap<String, String>,
+    /// Bytes of log.
+    pub log_bytes: u64,
+    /// Lines of log.
+    pub log_lines: u64,
+    /// Bytes that the cap left out.
+    pub missing_bytes: u64,
+    /// Lines that the cap left out.
+    pub missing_lines: u64,
+    /// Its failure does not fail the job.
+    pub failure_allowed: bool,
+    /// Markdown that it wrote.
+    pub summary: Option<String>,
+}
+
+/// What became of a [`StepWrite`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepWritten {
+    /// Written.
+    Applied,
+    /// The step had ended, or this is a repetition; nothing changed.
+    Unchanged,
+    /// The job is at another epoch.
+    Stale,
+}
+
+/// The end of a job.
+#[derive(Clone, Debug)]
+pub struct JobResult {
+    /// The delivery.
+    pub job: JobRef,
+    /// The agent that reports it; none when the orchestrator decides (loss, deadline).
+    pub agent_id: Option<AgentId>,
+    /// `success`, `failed` or `cancelled`.
+    pub status: JobStatus,
+    /// Why it did not succeed.
+    pub reason: Option<FailureReason>,
+    /// For people.
+    pub message: Option<String>,
+    /// Named results.
+    pub outputs: BTreeMap<String, String>,
+    /// What the agent saw.
+    pub evidence: Option<Json>,
+    /// Bytes of log.
+    pub log_bytes: u64,
+    /// When, by the agent's clock; none takes the store's.
+    pub at: Option<Ts>,
+}
+
+/// What became of a [`JobResult`].
+#[derive(Clone, Debug)]
+pub enum JobFinished {
+    /// Written, with all that follows.
+    Applied(Box<Effects>),
+    /// The job had ended already, in this status.
+    Duplicate(JobStatus),
+    /// The job is at another epoch.
+    Stale,
+    /// The job belongs to another agent, or does not exist.
+    NotOwned,
+}
+
+/// What follows from a change of jobs.
+#[derive(Clone, Debug)]
+pub struct Effects {
+    /// The run after the change.
+    pub run: Run,
+    /// Jobs that ended in it, also those skipped or cancelled in consequence.
+    pub finished_jobs: Vec<FinishedJob>,
+    /// Jobs that became ready for an agent.
+    pub newly_queued: Vec<JobId>,
+    /// Agents that must be told to stop a job: cancelled with its run, or by a failing sibling.
+    pub to_stop: Vec<HeldJob>,
+    /// The run ended with this change.
+    pub run_finished: bool,
+}
+
+/// A job that ended, see [`Effects`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct FinishedJob {
+    /// Its last delivery; epoch 0 when it was never claimed.
+    pub job: JobRef,
+    /// Unique name in the run.
+    pub name: String,
+    /// How it ended.
+    pub status: JobStatus,
+    /// Why it did not succeed.
+    pub reason: Option<FailureReason>,
+    /// The agent that had it.
+    pub agent_id: Option<AgentId>,
+}
+
+/// A base name that a job needs, all of whose variants have ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NeedResult {
+    /// Aggregate status: any failure, else any cancelled, else success if any succeeded, else skipped.
+    pub status: JobStatus,
+    /// Outputs of the variants, merged in order of creation.
+    pub outputs: BTreeMap<String, String>,
+    /// Variant label to outputs, for a fanned job.
+    pub variants: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+/// A job whose needs are met and whose condition must be judged now.
+#[derive(Clone, Debug)]
+pub struct ReadyJob {
+    /// Its run.
+    pub run: Run,
+    /// The job.
+    pub job: Job,
+    /// The lock document, JSON of `kici_engine::lock::Workflow`.
+    pub lock_json: std::sync::Arc<Vec<u8>>,
+    /// What it needs, by base name.
+    pub needs: BTreeMap<String, NeedResult>,
+}
+
+/// The verdict on a [`ReadyJob`].
+#[derive(Clone, Debug)]
+pub enum Activation {
+    /// Give it to an agent.
+    Enqueue(QueueEntry),
+    /// Its condition is false.
+    Skip {
+        /// Why, for people.
+        reason: String,
+    },
+    /// It cannot run.
+    Fail {
+        /// Why.
+        reason: FailureReason,
+        /// For people.
+        message: String,
+    },
+}
+
+/// Judges jobs whose needs are met. Called inside a transaction that may be repeated: pure, no I/O, quick.
+pub trait Activate: Send + Sync {
+    /// The verdict on `job`.
+    fn activate(&self, job: &ReadyJob) -> Activation;
+}
+
+/// Who asked to cancel a run, and how.
+#[derive(Clone, Debug)]
+pub struct CancelRequest {
+    /// The run.
+    pub run_id: RunId,
+    /// For people: a user, `timeout`, a newer run.
+    pub by: String,
+    /// Why.
+    pub reason: FailureReason,
+    /// No hooks: jobs are ended at once in the database, agents kill.
+    pub force: bool,
+}
+
+/// What a cancel led to.
+#[derive(Clone, Debug)]
+pub enum CancelOutcome {
+    /// No such run.
+    NotFound,
+    /// It had ended before, like this.
+    AlreadyTerminal(RunStatus),
+    /// Cancelled, or being cancelled.
+    Cancelling {
+        /// What changed at once, and in `to_stop` which agents must be told.
+        effects: Box<Effects>,
+    },
+}
+
+/// A job that an agent holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeldJob {
+    /// The delivery.
+    pub job: JobRef,
+    /// The agent.
+    pub agent_id: AgentId,
+    /// The instance that watches it; none is unknown.
+    pub owner: Option<InstanceId>,
+    /// Its start was granted.
+    pub started: bool,
+}
+
+/// What a re-run led to.
+#[derive(Clone, Debug)]
+pub enum Rerun {
+    /// No such run.
+    NotFound,
+    /// The run has not ended yet.
+    StillOpen(RunStatus),
+    /// Nothing to repeat: every job ended well.
+    NothingFailed,
+    /// The new run, for `run_create`; its jobs are `Pending` or, where they are not repeated, `Succeeded`.
+    Planned(Box<NewRun>),
+}
+
+/// Which runs to list.
+#[derive(Clone, Debug, Default)]
+pub struct RunFilter {
+    /// Of this source.
+    pub source_id: Option<SourceId>,
+    /// Caused by this delivery.
+    pub delivery_id: Option<DeliveryRowId>,
+    /// Of this repository.
+    pub repo: Option<String>,
+    /// On this full ref.
+    pub git_ref: Option<String>,
+    /// Of this commit.
+    pub sha: Option<String>,
+    /// Of this workflow.
+    pub workflow_name: Option<String>,
+    /// In one of these statuses; empty is all.
+    pub statuses: Vec<RunStatus>,
+}
