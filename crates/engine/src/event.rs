@@ -46,6 +46,18 @@ words! {
         Hook = "hook",
         /// Known to the forge but without a trigger of its own; only `webhook` triggers see it.
         Other = "other",
+        /// Emitted on the internal bus; `raw_name` is its name, `repo` who emitted it.
+        KiciEvent = "kici_event",
+        /// A run ended; the payload has `workflow` and `status`, `repo` is the run's.
+        WorkflowComplete = "workflow_complete",
+        /// A job ended; the payload has `workflow`, `job` and `status`, `repo` is the run's.
+        JobComplete = "job_complete",
+        /// Several runs failed in a window; the payload has `workflows`, a list of names.
+        WorkflowsFailedBatch = "workflows_failed_batch",
+        /// A schedule fired; the payload has `cron` and `timezone`.
+        Schedule = "schedule",
+        /// An event of the system's own life; `raw_name` is its name.
+        Lifecycle = "lifecycle",
     }
 }
 

@@ -1,0 +1,133 @@
+//! A job whose needs are met: run, skip or fail, and what its agent gets.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
+
+use super::context::{agent_wants_payload, context, rendered};
+use super::{Activation, JobRef, Scope};
+use crate::expr::{self, Context, Functions};
+use crate::jobspec::JobSpec;
+use crate::labels::{CanonicalLabel, CompiledSelector};
+use crate::lock::{Job, Matcher, Selector, Stage, Value, Workflow};
+use crate::state::FailureReason;
+
+/// Decides what a job does whose needs are met: its condition, then its labels, then its environment. A job that the workflow
+/// does not have fails with a message.
+pub fn activate(scope: Scope<'_>, job: JobRef<'_>) -> Activation {
+    let fail = |message: String| Activation::Fail { reason: FailureReason::ExprError, message };
+    let Some(definition) = scope.workflow.jobs.get(job.job_index) else { return fail(no_such_job(job)) };
+    let context = context(scope, job.matrix, job.needs);
+    if let Some(condition) = &definition.condition {
+        match expr::eval_bool(condition, &context, &Functions::default()) {
+            Ok(true) => {}
+            Ok(false) => return Activation::Skip { reason: format!("`if` is false: {condition}") },
+            Err(error) => return fail(format!("if: {error}")),
+        }
+    }
+    let selector = match render_selector(&definition.runs_on, &context) {
+        Ok(selector) => selector,
+        Err(message) => return fail(format!("runs_on: {message}")),
+    };
+    // Rendered again when the job is offered; a fault shows here, before it waits for an agent.
+    match environment(scope.workflow, definition, &context) {
+        Ok(_) => Activation::Enqueue { selector },
+        Err(message) => fail(message),
+    }
+}
+
+fn no_such_job(job: JobRef<'_>) -> String {
+    format!("job `{}` is not in the stored workflow (position {})", job.name, job.job_index)
+}
+
+/// Renders the labels, folds them and checks that the selector compiles.
+fn render_selector(selector: &Selector, context: &Context) -> Result<Selector, String> {
+    let render = |matcher: &Matcher| match matcher {
+        Matcher::Exact { value } => {
+            let text = expr::render(value, context, &Functions::default()).map_err(|error| error.to_string())?;
+            let label = CanonicalLabel::parse(&text).map_err(|error| error.to_string())?;
+            Ok(Matcher::Exact { value: label.as_str().to_owned() })
+        }
+        Matcher::Regex { .. } => Ok(matcher.clone()),
+    };
+    let all = |list: &[Matcher]| list.iter().map(render).collect::<Result<Vec<_>, String>>();
+    let mut rendered = Selector { labels: all(&selector.labels)?, exclude: all(&selector.exclude)? };
+    // Equal selectors have equal text, whichever way they were written.
+    for list in [&mut rendered.labels, &mut rendered.exclude] {
+        list.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
+        list.dedup();
+    }
+    CompiledSelector::compile(&rendered).map_err(|error| error.to_string())?;
+    Ok(rendered)
+}
+
+fn sort_key(matcher: &Matcher) -> (u8, &str) {
+    match matcher {
+        Matcher::Exact { value } => (0, value),
+        Matcher::Regex { source } => (1, source),
+    }
+}
+
+/// Workflow's environment under the job's, rendered as far as the orchestrator may.
+fn environment(workflow: &Workflow, job: &Job, context: &Context) -> Result<BTreeMap<String, Value>, String> {
+    let mut merged: BTreeMap<&String, &Value> = workflow.env.iter().collect();
+    merged.extend(job.env.iter());
+    let render = |(name, value): (&String, &Value)| {
+        let done = match value {
+            Value::Template { stage: Stage::Agent, .. } => value.clone(),
+            _ => Value::fixed(rendered(value, context).map_err(|error| format!("env {name}: {error}"))?),
+        };
+        Ok((name.clone(), done))
+    };
+    merged.into_iter().map(render).collect()
+}
+
+/// What an agent gets for a job. The environment is rendered as far as the orchestrator may; the event's payload is left out
+/// unless the agent's expressions look at it.
+///
+/// # Errors
+/// A message for the job's row (reason `expr_error`) when a template cannot be rendered; [`activate`] finds the same before.
+pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
+    let definition = scope.workflow.jobs.get(job.job_index).ok_or_else(|| no_such_job(job))?;
+    let mut context = context(scope, job.matrix, job.needs);
+    let env = environment(scope.workflow, definition, &context)?;
+    if !agent_wants_payload(scope.workflow, definition)
+        && let Some(Json::Object(event)) = context.get_mut("event")
+    {
+        event.remove("payload");
+    }
+    Ok(JobSpec {
+        workflow: scope.workflow.name.clone(),
+        job: job.name.to_owned(),
+        env,
+        variables: variables(scope, job.matrix),
+        steps: definition.steps.clone(),
+        outputs: definition.outputs.clone(),
+        context: context.into_inner(),
+    })
+}
+
+/// `MATRIX_<NAME>` and `INPUT_<NAME>`, so that scripts need no expressions.
+fn variables(scope: Scope<'_>, matrix: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let inputs = scope.event.inputs.iter().map(|(name, value)| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        (variable("INPUT", name), text)
+    });
+    matrix.iter().map(|(name, value)| (variable("MATRIX", name), value.clone())).chain(inputs).collect()
+}
+
+fn variable(prefix: &str, name: &str) -> String {
+    let upper = name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' });
+    format!("{prefix}_{}", upper.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_have_names_that_a_shell_accepts() {
+        assert_eq!(variable("MATRIX", "rust-version"), "MATRIX_RUST_VERSION");
+        assert_eq!(variable("INPUT", "größe"), "INPUT_GR__E");
+    }
+}

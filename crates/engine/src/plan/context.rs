@@ -1,0 +1,98 @@
+//! What expressions see at dispatch, and which of it they ask for.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+
+use super::{Needs, Scope};
+use crate::expr::{Context, Expr, ExprError, Functions, Part, Template};
+use crate::lock::{Job, Matcher, Matrix, Stage, Value, Workflow};
+
+/// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
+/// What the event lacks is the empty text, never an unknown name; within `event` it is absent, for `has()`.
+pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Needs) -> Context {
+    let event = scope.event;
+    let text = |value: Option<&str>| Json::from(value.unwrap_or_default());
+    Context::new()
+        .with("event", json(event))
+        .with("repo", text(event.repo.as_deref()))
+        .with("ref", text(event.git_ref.as_deref()))
+        .with("sha", text(event.sha.as_deref()))
+        .with("branch", text(event.branch()))
+        .with("inputs", json(&event.inputs))
+        .with("vars", json!({}))
+        .with("matrix", json(matrix))
+        .with("needs", json(needs))
+        .with("run", json!({"id": scope.run.id.to_string(), "attempt": scope.run.attempt, "check_mode": false}))
+}
+
+/// A plain value as JSON; the types given here have string keys and no fallible parts.
+pub(super) fn json(value: &impl Serialize) -> Json {
+    serde_json::to_value(value).unwrap_or(Json::Null)
+}
+
+/// A value rendered with what is known now.
+pub(super) fn rendered(value: &Value, context: &Context) -> Result<String, ExprError> {
+    match value {
+        Value::Static { r#static } => Ok(r#static.clone()),
+        Value::Template { template, .. } => crate::expr::render(template, context, &Functions::default()),
+    }
+}
+
+/// True when an expression of the workflow may look at `event.payload`; only then it must be loaded for planning, activation
+/// and offers.
+pub fn wants_payload(workflow: &Workflow) -> bool {
+    let conditions = [&workflow.condition];
+    let values = workflow.run_name.iter().chain(workflow.env.values());
+    conditions.into_iter().flatten().any(|text| expr_wants(text))
+        || values.into_iter().any(value_wants)
+        || workflow.jobs.iter().any(|job| dispatch_wants(job) || agent_wants(job))
+}
+
+/// Whether what the agent evaluates for a job may look at `event.payload`.
+pub(super) fn agent_wants_payload(workflow: &Workflow, job: &Job) -> bool {
+    let inherited = workflow.env.values().chain(job.env.values());
+    inherited.filter(|value| matches!(value, Value::Template { stage: Stage::Agent, .. })).any(value_wants)
+        || agent_wants(job)
+}
+
+fn dispatch_wants(job: &Job) -> bool {
+    let matchers = job.runs_on.labels.iter().chain(&job.runs_on.exclude);
+    let labels = matchers.filter_map(|matcher| match matcher {
+        Matcher::Exact { value } => Some(value),
+        Matcher::Regex { .. } => None,
+    });
+    job.condition.iter().any(|text| expr_wants(text))
+        || matches!(&job.matrix, Some(Matrix::Expr(text)) if template_wants(text) || expr_wants(text))
+        || labels.into_iter().any(|text| template_wants(text))
+        || job.display_name.iter().chain(job.env.values()).any(value_wants)
+}
+
+fn agent_wants(job: &Job) -> bool {
+    job.outputs.values().any(value_wants)
+        || job.steps.iter().any(|step| {
+            step.condition.iter().any(|text| expr_wants(text))
+                || step.name.iter().chain(&step.working_directory).chain(step.env.values()).any(value_wants)
+        })
+}
+
+fn value_wants(value: &Value) -> bool {
+    matches!(value, Value::Template { template, .. } if template_wants(template))
+}
+
+fn template_wants(text: &str) -> bool {
+    // Parsing is for the few texts that mention it at all.
+    text.contains("event")
+        && Template::parse(text).is_ok_and(|template| {
+            template.parts().iter().any(|part| matches!(part, Part::Expr { expr, .. } if reads_payload(expr)))
+        })
+}
+
+fn expr_wants(text: &str) -> bool {
+    text.contains("event") && Expr::parse(text).is_ok_and(|expr| reads_payload(&expr))
+}
+
+fn reads_payload(expr: &Expr) -> bool {
+    expr.references().iter().any(|read| read.root == "event" && read.path.first().is_none_or(|key| key == "payload"))
+}

@@ -1,0 +1,266 @@
+use serde_json::json;
+use uuid::Uuid;
+
+use super::*;
+use crate::event::{EventKind, ForkState, Sender};
+use crate::labels::CompiledSelector;
+use crate::lock::Matcher;
+
+fn event() -> Event {
+    Event {
+        kind: EventKind::Push,
+        raw_name: "push".into(),
+        action: None,
+        org: "default".into(),
+        routing_key: "local:1".into(),
+        provider: "local".into(),
+        source: "app".into(),
+        repo: Some("acme/app".into()),
+        git_ref: Some("refs/heads/main".into()),
+        sha: Some("a".repeat(40)),
+        target_branch: Some("main".into()),
+        source_branch: None,
+        base_sha: None,
+        tag: None,
+        default_branch: None,
+        is_fork_pr: ForkState::No,
+        pr_number: None,
+        sender: Sender::default(),
+        commit_message: Some("Fix the thing\n\nbody".into()),
+        inputs: BTreeMap::from([("env".to_owned(), json!("prod")), ("count".to_owned(), json!(3))]),
+        requested_workflow: None,
+        payload: json!({"head": {"title": "hello"}}),
+        chain_depth: 0,
+    }
+}
+
+fn job(name: &str, extra: serde_json::Value) -> serde_json::Value {
+    let mut job = json!({
+        "name": name,
+        "source": {"file": "ci.yaml", "line": 1},
+        "runs_on": {"labels": [{"kind": "exact", "value": "linux"}]},
+        "steps": [{"source": {"file": "ci.yaml", "line": 2}, "run": "true"}],
+    });
+    for (key, value) in extra.as_object().unwrap() {
+        job[key] = value.clone();
+    }
+    job
+}
+
+fn workflow(extra: serde_json::Value, jobs: &[serde_json::Value]) -> Workflow {
+    let mut workflow = json!({
+        "name": "ci",
+        "source": {"file": "ci.yaml", "line": 1},
+        "content_hash": "",
+        "triggers": [{"type": "push"}],
+        "jobs": jobs,
+    });
+    for (key, value) in extra.as_object().unwrap() {
+        workflow[key] = value.clone();
+    }
+    serde_json::from_value(workflow).unwrap()
+}
+
+fn run() -> RunInfo {
+    RunInfo { id: RunId::from_uuid(Uuid::from_u128(7)), attempt: 2 }
+}
+
+fn plan(workflow: &Workflow) -> RunPlan {
+    match plan_run(Scope { workflow, event: &event(), run: run() }).unwrap() {
+        Planned::Run(plan) => plan,
+        Planned::Declined { reason } => panic!("{reason}"),
+    }
+}
+
+fn template(text: &str) -> serde_json::Value {
+    json!({"template": text, "stage": "dispatch"})
+}
+
+fn labels(activation: &Activation) -> Vec<String> {
+    let Activation::Enqueue { selector } = activation else { panic!("{activation:?}") };
+    CompiledSelector::compile(selector).unwrap().exact_labels().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_plan_has_variants_edges_and_roots() {
+    let ci = workflow(
+        json!({"timeout_ms": 60_000}),
+        &[
+            job("build", json!({})),
+            job(
+                "test",
+                json!({
+                    "needs": [{"job": "build", "run_on": ["success"]}],
+                    "matrix": {"table": {"dimensions": {"os": ["linux", "mac"]}}},
+                    "runs_on": {"labels": [{"kind": "exact", "value": "${{ matrix.os }}"}]},
+                    "display_name": {"static": "Tests"},
+                    "max_parallel": 1,
+                }),
+            ),
+        ],
+    );
+    let plan = plan(&ci);
+    assert_eq!((plan.run_name.as_str(), plan.timeout_ms), ("Fix the thing", Some(60_000)));
+    let names: Vec<_> = plan.jobs.iter().map(|job| (job.name.as_str(), job.display_name.as_str())).collect();
+    assert_eq!(names, [("build", "build"), ("test (linux)", "Tests (linux)"), ("test (mac)", "Tests (mac)")]);
+    assert!(matches!(&plan.jobs[0].start, Start::Now(activation) if labels(activation) == ["linux"]));
+    assert_eq!((plan.jobs[2].base_name.as_str(), &plan.jobs[2].start), ("test", &Start::AfterNeeds));
+    assert_eq!((plan.jobs[2].job_index, plan.jobs[2].max_parallel), (1, Some(1)));
+    assert_eq!(plan.jobs[2].needs, [Need { job: "build".into(), run_on: vec![JobStatus::Success] }]);
+}
+
+#[test]
+fn a_false_condition_declines_the_run_and_a_broken_one_is_an_error() {
+    let decide = |condition: &str| {
+        let ci = workflow(json!({"if": condition}), &[job("a", json!({}))]);
+        plan_run(Scope { workflow: &ci, event: &event(), run: run() })
+    };
+    assert!(matches!(decide("branch == 'main'"), Ok(Planned::Run(_))));
+    let reason = "`if` is false: branch == 'dev'".to_owned();
+    assert_eq!(decide("branch == 'dev'"), Ok(Planned::Declined { reason }));
+    let error = decide("event.payload.missing == 1").unwrap_err().to_string();
+    assert!(error.starts_with("`if` of workflow `ci`: "), "never silently false: {error}");
+}
+
+#[test]
+fn titles_never_fail_a_run() {
+    let named = |value: serde_json::Value| plan(&workflow(json!({"run_name": value}), &[job("a", json!({}))]));
+    let good = named(template("Deploy ${{ inputs.env }}\n#${{ run.attempt }}"));
+    assert_eq!((good.run_name.as_str(), good.notes.len()), ("Deploy prod #2", 0));
+    let bad = named(template("${{ event.gone }}"));
+    assert_eq!((bad.run_name.as_str(), bad.notes.len()), ("Fix the thing", 1));
+    let broken_job = job("a", json!({"display_name": template("${{ needs.x.status }}")}));
+    assert_eq!(plan(&workflow(json!({}), &[broken_job])).jobs[0].display_name, "a");
+}
+
+#[test]
+fn a_fault_of_one_job_fails_that_job_only() {
+    let ci = workflow(
+        json!({}),
+        &[
+            job("empty", json!({"matrix": {"table": {"dimensions": {"a": []}}}})),
+            job("early", json!({"matrix": {"expr": "from_json(needs.plan.outputs.m)"}})),
+            job("label", json!({"runs_on": {"labels": [{"kind": "exact", "value": "${{ branch }} x"}]}})),
+            job("cond", json!({"if": "event.nothing"})),
+            job("env", json!({"env": {"A": template("${{ event.nothing }}")}})),
+            job("skip", json!({"if": "branch == 'dev'"})),
+            job("good", json!({"matrix": {"expr": "${{ ['x', 'y'] }}"}})),
+        ],
+    );
+    let plan = plan(&ci);
+    let message = |at: usize| match &plan.jobs[at].start {
+        Start::Now(Activation::Fail { reason: FailureReason::ExprError, message }) => message.as_str(),
+        other => panic!("{at}: {other:?}"),
+    };
+    assert_eq!(message(0), "matrix produced no combinations");
+    assert!(message(1).contains("before `needs` has results"));
+    assert!(message(2).starts_with("runs_on: `main x` is not a label"));
+    assert!(message(3).starts_with("if: "));
+    assert!(message(4).starts_with("env A: "));
+    assert!(
+        matches!(&plan.jobs[5].start, Start::Now(Activation::Skip { reason }) if reason.contains("branch == 'dev'"))
+    );
+    assert_eq!((plan.jobs[6].name.as_str(), plan.jobs[7].name.as_str()), ("good (x)", "good (y)"));
+    assert!(
+        labels(match &plan.jobs[7].start {
+            Start::Now(activation) => activation,
+            other => panic!("{other:?}"),
+        }) == ["linux"]
+    );
+}
+
+#[test]
+fn a_run_has_at_most_a_thousand_jobs() {
+    let values: Vec<u32> = (0..256).collect();
+    let wide = |name: &str| {
+        job(
+            name,
+            json!({"matrix": {"table": {"dimensions": {"n": values.iter().map(u32::to_string).collect::<Vec<_>>()}}}}),
+        )
+    };
+    let ci = workflow(json!({}), &[wide("a"), wide("b"), wide("c"), wide("d")]);
+    let error = plan_run(Scope { workflow: &ci, event: &event(), run: run() }).unwrap_err();
+    assert!(matches!(error, PlanError::TooManyJobs { count: 1024, .. }));
+}
+
+#[test]
+fn results_of_needed_jobs_decide_and_travel() {
+    let ci = workflow(
+        json!({"env": {"A": {"static": "workflow"}, "B": template("${{ repo }}")}}),
+        &[job(
+            "deploy",
+            json!({
+                "needs": [{"job": "build", "run_on": ["success", "failed"]}],
+                "if": "needs.build.status == 'success'",
+                "runs_on": {"labels": [
+                    {"kind": "exact", "value": "Pool-${{ needs.build.outputs.pool }}"},
+                    {"kind": "regex", "source": "big.*"},
+                    {"kind": "exact", "value": "linux"},
+                ]},
+                "env": {"A": {"static": "job"}, "C": {"template": "${{ steps.x.outputs.y }}", "stage": "agent"}},
+            }),
+        )],
+    );
+    let event = event();
+    let scope = Scope { workflow: &ci, event: &event, run: run() };
+    let matrix = BTreeMap::from([("rust-version".to_owned(), "1.95".to_owned())]);
+    let outputs = BTreeMap::from([("pool".to_owned(), "A".to_owned())]);
+    let needs = Needs::from([("build".to_owned(), NeedResult { status: JobStatus::Success, outputs })]);
+    let deploy = |needs| JobRef { name: "deploy", job_index: 0, matrix: &matrix, needs };
+
+    let Activation::Enqueue { selector } = activate(scope, deploy(&needs)) else { panic!("it must run") };
+    let exact = |value: &str| Matcher::Exact { value: value.into() };
+    assert_eq!(selector.labels, [exact("linux"), exact("pool-a"), Matcher::Regex { source: "big.*".into() }]);
+
+    let spec = job_spec(scope, deploy(&needs)).unwrap();
+    assert_eq!(spec.env["A"], Value::fixed("job"));
+    assert_eq!(spec.env["B"], Value::fixed("acme/app"));
+    assert!(matches!(&spec.env["C"], Value::Template { .. }), "left for the agent");
+    let variables: Vec<_> = spec.variables.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(variables, ["INPUT_COUNT=3", "INPUT_ENV=prod", "MATRIX_RUST_VERSION=1.95"]);
+    assert_eq!(spec.context["needs"]["build"], json!({"status": "success", "outputs": {"pool": "A"}}));
+    assert_eq!(spec.context["run"], json!({"id": run().id.to_string(), "attempt": 2, "check_mode": false}));
+    assert_eq!((&spec.context["branch"], spec.context["event"].get("payload")), (&json!("main"), None));
+
+    let mut failed = needs.clone();
+    failed.get_mut("build").unwrap().status = JobStatus::Failed;
+    assert!(matches!(activate(scope, deploy(&failed)), Activation::Skip { .. }));
+    let stray = JobRef { job_index: 9, ..deploy(&needs) };
+    assert!(matches!(activate(scope, stray), Activation::Fail { .. }) && job_spec(scope, stray).is_err());
+}
+
+#[test]
+fn the_payload_travels_only_where_it_is_read() {
+    let title = "${{ event.payload.head.title }}";
+    let on_agent = json!({"template": title, "stage": "agent"});
+    for (workflow_keys, job_keys, wanted, shipped) in [
+        (json!({}), json!({}), false, false),
+        (json!({}), json!({"if": "event.kind == 'push' && 'payload' != ''"}), false, false),
+        (json!({"if": "has(event.payload.head)"}), json!({}), true, false),
+        (json!({}), json!({"env": {"T": template(title)}}), true, false),
+        (json!({}), json!({"env": {"T": on_agent}}), true, true),
+        (json!({"env": {"T": on_agent}}), json!({}), true, true),
+        (json!({}), json!({"outputs": {"o": on_agent}}), true, true),
+        (
+            json!({}),
+            json!({"steps": [{"source": {"file": "x", "line": 1}, "run": "x", "if": "event['payload'] != null"}]}),
+            true,
+            true,
+        ),
+        (
+            json!({}),
+            json!({"steps": [{"source": {"file": "x", "line": 1}, "run": "x", "if": "to_json(event) != ''"}]}),
+            true,
+            true,
+        ),
+        (json!({}), json!({"matrix": {"expr": "[event.payload.head.title]"}}), true, false),
+    ] {
+        let ci = workflow(workflow_keys, &[job("a", job_keys.clone())]);
+        assert_eq!(wants_payload(&ci), wanted, "{job_keys}");
+        let event = event();
+        let (matrix, needs) = (BTreeMap::new(), Needs::new());
+        let this = JobRef { name: "a", job_index: 0, matrix: &matrix, needs: &needs };
+        let spec = job_spec(Scope { workflow: &ci, event: &event, run: run() }, this).unwrap();
+        assert_eq!(spec.context["event"].get("payload").is_some(), shipped, "{job_keys}");
+    }
+}
