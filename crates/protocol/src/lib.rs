@@ -19,6 +19,7 @@ mod kici {
 
 pub mod close;
 mod redact;
+mod step;
 
 pub use kici::agent::v1 as agent;
 pub use kici::common::v1 as common;
