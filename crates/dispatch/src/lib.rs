@@ -1,8 +1,39 @@
-//! Which agent runs a job: queue, registry, hand-over with acknowledgement and epoch, recovery, cancel.
+//! Which agent runs a job: registry of agents, hand-over with acknowledgement and epoch, start permit, recovery, cancel,
+//! sweeps.
+//!
+//! The queue in the database is the truth; memory holds sessions, slots and timers that can be rebuilt from it. Pure
+//! decisions are in [`decide`]; the rest reads, calls and writes.
 
 #![forbid(unsafe_code)]
 
+mod activate;
+mod cancel;
 pub mod config;
 mod deadlines;
 pub mod decide;
+mod dispatcher;
+mod frames;
+mod link;
+mod locks;
+mod meters;
+mod offer;
+mod outcome;
 pub mod ports;
+mod pump;
+mod register;
+mod registry;
+mod routing;
+mod session;
+mod sweeps;
+mod timers;
+mod track;
+mod triage;
+
+pub use cancel::CancelReport;
+pub use config::{AgentAuth, DispatchConfig};
+pub use decide::violations::Ownership;
+pub use dispatcher::{DispatchError, Dispatcher, DrainStatus, Ports};
+pub use link::SessionStream;
+pub use registry::{AgentView, HeldView};
+pub use routing::{AgentVerdict, Explanation};
+pub use sweeps::Reconciler;

@@ -1,5 +1,6 @@
 //! Pure decisions: values in, values out; no clock, no database, no tokio. The code around them reads, calls and writes.
 
+pub mod gates;
 pub mod rate;
 pub mod reconcile;
 pub mod settle;

@@ -13,10 +13,6 @@ pub struct LostJob {
     pub started: bool,
     /// The run is being cancelled.
     pub cancelling: bool,
-    /// The job's definition allows another attempt after a loss, and one is left.
-    pub retry_allowed: bool,
-    /// The agent said that it goes on with its jobs when it is fenced: they may never run elsewhere.
-    pub keeps_running: bool,
 }
 
 /// What to do with it.
@@ -38,7 +34,6 @@ pub fn triage(job: LostJob) -> Triage {
         LostJob { cancelling: true, .. } => Triage::Cancel,
         LostJob { started: false, scaler_managed: true, .. } => Triage::Requeue,
         LostJob { started: false, acked: false, .. } => Triage::Requeue,
-        LostJob { started: true, scaler_managed: true, retry_allowed: true, .. } => Triage::Requeue,
         LostJob { started: true, scaler_managed: true, .. } => Triage::Fail(FailureReason::AgentLost),
         _ => Triage::Recover,
     }
@@ -49,7 +44,6 @@ pub fn recovery_expired(job: LostJob) -> Triage {
     match job {
         LostJob { cancelling: true, .. } => Triage::Cancel,
         LostJob { started: false, .. } => Triage::Requeue,
-        LostJob { retry_allowed: true, keeps_running: false, .. } => Triage::Requeue,
         _ => Triage::Fail(FailureReason::AgentLost),
     }
 }
@@ -59,8 +53,6 @@ pub fn forgotten(job: LostJob) -> Triage {
     match job {
         LostJob { cancelling: true, .. } => Triage::Cancel,
         LostJob { started: false, .. } => Triage::Requeue,
-        // The agent is here and does not run it, so another attempt cannot overlap.
-        LostJob { retry_allowed: true, .. } => Triage::Requeue,
         _ => Triage::Fail(FailureReason::AgentForgotJob),
     }
 }
@@ -69,23 +61,14 @@ pub fn forgotten(job: LostJob) -> Triage {
 mod tests {
     use super::*;
 
-    const JOB: LostJob = LostJob {
-        scaler_managed: false,
-        acked: false,
-        started: false,
-        cancelling: false,
-        retry_allowed: false,
-        keeps_running: false,
-    };
+    const JOB: LostJob = LostJob { scaler_managed: false, acked: false, started: false, cancelling: false };
 
     fn all() -> impl Iterator<Item = LostJob> {
-        (0u8..64).map(|bits| LostJob {
+        (0u8..16).map(|bits| LostJob {
             scaler_managed: bits & 1 != 0,
             acked: bits & 2 != 0 || bits & 4 != 0,
             started: bits & 4 != 0,
             cancelling: bits & 8 != 0,
-            retry_allowed: bits & 16 != 0,
-            keeps_running: bits & 32 != 0,
         })
     }
 
@@ -102,19 +85,14 @@ mod tests {
         assert_eq!(triage(LostJob { cancelling: true, ..started }), Triage::Cancel);
         assert_eq!(recovery_expired(acked), Triage::Requeue);
         assert_eq!(recovery_expired(started), Triage::Fail(FailureReason::AgentLost));
-        assert_eq!(recovery_expired(LostJob { retry_allowed: true, ..started }), Triage::Requeue);
     }
 
     #[test]
-    fn a_started_job_runs_again_only_where_its_definition_says_so() {
-        for job in all().filter(|job| job.started && !job.retry_allowed) {
+    fn a_started_job_never_runs_again() {
+        for job in all().filter(|job| job.started) {
             for decide in [triage, recovery_expired, forgotten] {
                 assert_ne!(decide(job), Triage::Requeue, "{job:?}");
             }
-        }
-        for job in all().filter(|job| job.started && job.keeps_running && !job.scaler_managed) {
-            assert_ne!(triage(job), Triage::Requeue, "{job:?}");
-            assert_ne!(recovery_expired(job), Triage::Requeue, "{job:?}");
         }
     }
 

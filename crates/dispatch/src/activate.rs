@@ -1,0 +1,70 @@
+//! Judges jobs whose needs are met, for the store's transactions.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kici_engine::plan::{self, NeedResult, Needs, RunInfo, Scope};
+use kici_engine::state::FailureReason;
+use kici_engine::time::Clock;
+use kici_store::model::{Activate, Activation, QueueEntry, ReadyJob, Run};
+
+use crate::locks::Locks;
+
+/// The engine's decision, with the time limit of waiting.
+pub(crate) struct Activator {
+    pub locks: Arc<Locks>,
+    pub clock: Arc<dyn Clock>,
+    pub queue_timeout: Duration,
+    /// Hash of this machine's identity: where `file://` sources can be read.
+    pub machine_id: Option<String>,
+}
+
+impl Activator {
+    /// When a job that is queued now has waited too long; none is never.
+    pub fn expires_at(&self) -> Option<kici_engine::time::Ts> {
+        (!self.queue_timeout.is_zero()).then(|| self.clock.now().plus(self.queue_timeout))
+    }
+}
+
+/// Results of needed jobs, as the engine takes them.
+pub(crate) fn needs_of(needs: &BTreeMap<String, kici_store::model::NeedResult>) -> Needs {
+    let result =
+        |need: &kici_store::model::NeedResult| NeedResult { status: need.status, outputs: need.outputs.clone() };
+    needs.iter().map(|(name, need)| (name.clone(), result(need))).collect()
+}
+
+/// The run, as expressions see it.
+pub(crate) fn run_info(run: &Run) -> RunInfo {
+    RunInfo { id: run.id, attempt: run.attempt }
+}
+
+impl Activate for Activator {
+    fn activate(&self, ready: &ReadyJob) -> Activation {
+        let workflow = match self.locks.read(&ready.run.lock_digest, &ready.lock_json) {
+            Ok(workflow) => workflow,
+            Err(error) => {
+                return Activation::Fail { reason: FailureReason::ExprError, message: error.to_string() };
+            }
+        };
+        let needs = needs_of(&ready.needs);
+        let matrix = ready.job.matrix.clone().unwrap_or_default();
+        let scope = Scope { workflow: &workflow, event: &ready.run.event, run: run_info(&ready.run) };
+        let job = plan::JobRef {
+            name: &ready.job.name,
+            job_index: ready.job.job_index as usize,
+            matrix: &matrix,
+            needs: &needs,
+        };
+        match plan::activate(scope, job) {
+            plan::Activation::Enqueue { selector } => Activation::Enqueue(QueueEntry {
+                selector,
+                requires_machine_id: (ready.run.event.provider == "local").then(|| self.machine_id.clone()).flatten(),
+                expires_at: self.expires_at(),
+                priority: 0,
+            }),
+            plan::Activation::Skip { reason } => Activation::Skip { reason },
+            plan::Activation::Fail { reason, message } => Activation::Fail { reason, message },
+        }
+    }
+}

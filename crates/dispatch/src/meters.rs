@@ -1,0 +1,63 @@
+//! The metrics of dispatch. Names and meanings are in the catalogue, `kici_engine::metrics`.
+
+use std::time::Duration;
+
+use kici_store::model::Run;
+
+pub(crate) fn agents_active(count: usize) {
+    metrics::gauge!("kici_orch_agents_active").set(count as f64);
+}
+
+pub(crate) fn draining(drain: bool) {
+    metrics::gauge!("kici_orch_draining").set(if drain { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn dispatched(count: usize) {
+    metrics::counter!("kici_orch_jobs_dispatched_total", "status" => "dispatched").increment(count as u64);
+}
+
+pub(crate) fn ack_latency(waited: Duration) {
+    metrics::histogram!("kici_orch_dispatch_ack_latency_seconds").record(waited.as_secs_f64());
+}
+
+/// `reason` is one of `ack_timeout`, `reject`, `agent_lost`, `preparation`.
+pub(crate) fn requeued(reason: &'static str) {
+    metrics::counter!("kici_orch_dispatch_requeues_total", "reason" => reason).increment(1);
+}
+
+pub(crate) fn ownership_violation(kind: &'static str) {
+    metrics::counter!("kici_orch_ownership_violations_total", "kind" => kind).increment(1);
+}
+
+pub(crate) fn step_finished(status: &'static str) {
+    metrics::counter!("kici_orch_steps_total", "status" => status).increment(1);
+}
+
+pub(crate) fn run_finished(run: &Run) {
+    metrics::counter!("kici_orch_executions_total", "status" => run.status.as_str()).increment(1);
+    if let (Some(started), Some(finished)) = (run.started_at, run.finished_at) {
+        metrics::histogram!("kici_orch_execution_duration_seconds").record(finished.since(started).as_secs_f64());
+    }
+}
+
+pub(crate) fn queue_wait(waited: Duration) {
+    metrics::histogram!("kici_orch_queue_wait_seconds", "pool" => "agents").record(waited.as_secs_f64());
+}
+
+pub(crate) fn queue_depth(pending: u64, dispatched: u64, recovering: u64) {
+    for (status, count) in [("pending", pending), ("dispatched", dispatched), ("recovering", recovering)] {
+        metrics::gauge!("kici_orch_dispatch_queue_depth", "status" => status).set(count as f64);
+    }
+}
+
+pub(crate) fn unroutable_failed() {
+    metrics::counter!("kici_orch_unroutable_fast_failed_total").increment(1);
+}
+
+pub(crate) fn stale_found() {
+    metrics::counter!("kici_orch_stale_runs_detected_total").increment(1);
+}
+
+pub(crate) fn nonmonotonic(rejected: &'static str) {
+    metrics::counter!("kici_orch_nonmonotonic_job_status_writes_total", "rejected_status" => rejected).increment(1);
+}

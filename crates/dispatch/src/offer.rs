@@ -1,0 +1,171 @@
+//! From a claimed job to the frame that offers it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kici_engine::ids::JobId;
+use kici_engine::plan::{self, Scope};
+use kici_engine::state::FailureReason;
+use kici_engine::time::Ts;
+use kici_protocol::MAX_MESSAGE_BYTES;
+use kici_protocol::agent::{BasicAuth, CheckoutSource, JobOffer};
+use kici_protocol::common;
+use kici_store::Store;
+use kici_store::model::{ClaimedJob, JobRef};
+use secrecy::ExposeSecret;
+
+use crate::activate::{needs_of, run_info};
+use crate::config::DispatchConfig;
+use crate::locks::{LockError, Locks};
+use crate::ports::{CloneError, CloneRequest, Clones};
+
+/// Room for the frame around the offer.
+const FRAME_OVERHEAD: usize = 64;
+
+/// An offer that cannot be made.
+#[derive(Debug)]
+pub(crate) enum OfferError {
+    /// The delivery is undone and tried again, within the job's budget.
+    Undo(String),
+    /// The job fails.
+    Fail(FailureReason, String),
+}
+
+/// The reference of a job on the wire; ids are bare there.
+pub(crate) fn wire_ref(job: JobRef) -> common::JobRef {
+    common::JobRef {
+        run_id: job.run_id.uuid().to_string(),
+        job_id: job.job_id.uuid().to_string(),
+        dispatch_epoch: job.epoch,
+    }
+}
+
+/// Reads a reference from the wire.
+pub(crate) fn read_ref(job: Option<&common::JobRef>) -> Result<JobRef, String> {
+    let job = job.ok_or("the frame names no job")?;
+    Ok(JobRef {
+        run_id: job.run_id.parse().map_err(|error| format!("job.run_id: {error}"))?,
+        job_id: job.job_id.parse::<JobId>().map_err(|error| format!("job.job_id: {error}"))?,
+        epoch: job.dispatch_epoch,
+    })
+}
+
+/// What offers are made with.
+pub(crate) struct OfferMaker<'a> {
+    pub config: &'a DispatchConfig,
+    pub store: &'a Store,
+    pub locks: &'a Locks,
+    pub clones: &'a dyn Clones,
+    pub now: Ts,
+}
+
+impl OfferMaker<'_> {
+    /// The offer of a claimed job.
+    pub async fn make(&self, claimed: &ClaimedJob) -> Result<JobOffer, OfferError> {
+        let workflow = match self.locks.load(self.store, &claimed.run.lock_digest).await {
+            Ok(workflow) => workflow,
+            Err(LockError::Store(error)) => return Err(OfferError::Undo(error.to_string())),
+            Err(error) => return Err(OfferError::Fail(FailureReason::ExprError, error.to_string())),
+        };
+        let needs = needs_of(&claimed.needs);
+        let matrix = claimed.job.matrix.clone().unwrap_or_default();
+        let scope = Scope { workflow: &workflow, event: &claimed.run.event, run: run_info(&claimed.run) };
+        let job_index = claimed.job.job_index as usize;
+        let job = plan::JobRef { name: &claimed.job.name, job_index, matrix: &matrix, needs: &needs };
+        let spec = plan::job_spec(scope, job).map_err(|message| OfferError::Fail(FailureReason::ExprError, message))?;
+        let lock_job = workflow.jobs.get(job_index).ok_or_else(|| {
+            let message = format!("the stored workflow has no job {job_index}; run it again from a new event");
+            OfferError::Fail(FailureReason::ExprError, message)
+        })?;
+        let spec_json =
+            serde_json::to_vec(&spec).map_err(|error| OfferError::Fail(FailureReason::ExprError, error.to_string()))?;
+        let checkout = match lock_job.checkout.enabled {
+            true => Some(self.checkout(claimed, lock_job.checkout.depth).await?),
+            false => None,
+        };
+        let mask = checkout.iter().filter_map(|c| c.basic.as_ref()).map(|basic| basic.secret.clone()).collect();
+        let grace = lock_job.grace_period_ms.map_or(self.config.default_grace, Duration::from_millis);
+        let offer = JobOffer {
+            job: Some(wire_ref(claimed.job_ref)),
+            workflow: claimed.run.workflow_name.clone(),
+            job_name: claimed.job.name.clone(),
+            display_name: claimed.job.display_name.clone(),
+            spec_json: Bytes::from(spec_json),
+            checkout,
+            mask,
+            max_log_bytes: self.config.max_log_bytes,
+            request_id: claimed.run.request_id.clone(),
+            job_timeout_ms: claimed.job.timeout.map_or(0, millis),
+            grace_period_ms: millis(grace.min(self.config.max_grace)),
+            issued_at_us: self.now.as_micros(),
+        };
+        fits(&offer)?;
+        Ok(offer)
+    }
+
+    async fn checkout(&self, claimed: &ClaimedJob, depth: u32) -> Result<CheckoutSource, OfferError> {
+        let request = CloneRequest {
+            run_id: claimed.run.id,
+            job_id: claimed.job.id,
+            source_id: claimed.run.source_id,
+            repo: claimed.run.repo.clone(),
+            git_ref: claimed.run.git_ref.clone(),
+            sha: claimed.run.sha.clone(),
+        };
+        let source = self.clones.source(&request).await.map_err(|error| match error {
+            CloneError::Transient(message) => OfferError::Undo(message),
+            CloneError::Permanent { reason, message } => OfferError::Fail(reason, message),
+        })?;
+        let basic = source.basic.map(|(user, secret)| BasicAuth { user, secret: secret.expose_secret().to_owned() });
+        Ok(CheckoutSource {
+            url: source.url,
+            git_ref: request.git_ref.unwrap_or_default(),
+            sha: request.sha,
+            depth,
+            basic,
+        })
+    }
+}
+
+/// Milliseconds, saturating.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// An offer larger than a frame is never sent: the job fails and names what is large.
+fn fits(offer: &JobOffer) -> Result<(), OfferError> {
+    let size = prost::Message::encoded_len(offer) + FRAME_OVERHEAD;
+    if size <= MAX_MESSAGE_BYTES {
+        return Ok(());
+    }
+    let spec = offer.spec_json.len();
+    let message = format!(
+        "the offer has {size} bytes and a frame may have {MAX_MESSAGE_BYTES}; the largest part is the job's specification with {spec} bytes: make its steps, environment or the outputs it needs smaller"
+    );
+    Err(OfferError::Fail(FailureReason::OfferTooLarge, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_above_the_frame_limit_fails_the_job_and_one_below_passes() {
+        let offer = |spec: usize| JobOffer { spec_json: vec![b'x'; spec].into(), ..Default::default() };
+        assert!(fits(&offer(MAX_MESSAGE_BYTES - 100)).is_ok());
+        let Err(OfferError::Fail(reason, message)) = fits(&offer(MAX_MESSAGE_BYTES)) else { panic!("too large") };
+        assert_eq!(reason, FailureReason::OfferTooLarge);
+        assert!(message.contains("specification"), "{message}");
+    }
+
+    #[test]
+    fn references_are_bare_on_the_wire_and_bad_ones_name_the_field() {
+        let uuid = uuid::Uuid::from_u128(9);
+        let job = JobRef { run_id: kici_engine::ids::RunId::from_uuid(uuid), job_id: JobId::from_uuid(uuid), epoch: 3 };
+        let wire = wire_ref(job);
+        assert_eq!(wire.job_id, uuid.to_string());
+        assert_eq!(read_ref(Some(&wire)), Ok(job));
+        let bad = common::JobRef { job_id: "nope".into(), ..wire };
+        assert!(read_ref(Some(&bad)).unwrap_err().starts_with("job.job_id: "));
+    }
+}
