@@ -7,7 +7,7 @@ use kici_engine::ids::RunId;
 use kici_engine::state::FailureReason;
 use kici_protocol::agent::JobCancel;
 use kici_protocol::agent::orchestrator_frame::Frame;
-use kici_store::model::{CancelOutcome, CancelRequest, HeldJob};
+use kici_store::model::{CancelOutcome, CancelRequest, HeldJob, JobRef};
 use tokio::time::Instant;
 
 use crate::dispatcher::{DispatchError, Dispatcher};
@@ -44,11 +44,17 @@ impl Dispatcher {
             CancelOutcome::AlreadyTerminal(status) => return Err(DispatchError::AlreadyTerminal(status)),
             CancelOutcome::Cancelling { effects } => effects,
         };
-        let to_stop = std::mem::take(&mut effects.to_stop);
-        let held: Vec<_> = to_stop.iter().map(|held| held.job).collect();
-        let mut report = self.stop_at_agents(&to_stop, force);
-        report.pending_cancelled = effects.finished_jobs.iter().filter(|done| !held.contains(&done.job)).count();
-        self.apply_effects(&effects);
+        let mut report = self.stop_at_agents(&effects.to_stop, force);
+        let stopping: Vec<_> = effects.to_stop.drain(..).map(|held| held.job).collect();
+        let stopped = |job: &JobRef| stopping.contains(job);
+        // Slots of agents that were told come free when they answer.
+        let ended: Vec<_> = effects.finished_jobs.iter().map(|done| done.job).filter(|job| !stopped(job)).collect();
+        report.pending_cancelled = ended.len();
+        for job in ended {
+            self.let_go(job);
+        }
+        self.tell(&effects);
+        self.wake();
         tracing::info!(%run_id, by, force, ?report, "a run is being cancelled");
         Ok(report)
     }

@@ -173,7 +173,13 @@ impl Dispatcher {
         match cancelled {
             // The session is over; its triage has the job.
             None => return,
-            Some(true) => return self.finish_cancelled(job).await,
+            Some(true) => {
+                self.finish_cancelled(job).await;
+                if self.let_go(job) {
+                    self.wake();
+                }
+                return;
+            }
             Some(false) => {}
         }
         // Armed before the frame can be answered, counted from when the stream took it: an answer always finds the timer.

@@ -151,5 +151,8 @@ impl Dispatcher {
         // Whether or not the frame arrives, the job ends here; the agent learns of it when it asks.
         let _ = link.send(Frame::JobCancel(kill)).await;
         self.finish_cancelled(job).await;
+        if self.let_go(job) {
+            self.wake();
+        }
     }
 }

@@ -157,6 +157,9 @@ impl Dispatcher {
         let cancelling = self.registry.with_job(session.id(), job, |tracked| tracked.cancelling);
         if answer == Answer::UnknownJob && cancelling == Some(true) {
             self.finish_cancelled(job).await;
+            if self.let_go(job) {
+                self.wake();
+            }
         }
     }
 
@@ -177,7 +180,7 @@ impl Dispatcher {
         let (run_id, job_id) = (job.run_id, job.job_id);
         let answer = match verdict {
             StartVerdict::Denied => {
-                if self.registry.untrack_of(&session.agent_id, job, true) {
+                if self.let_go(job) {
                     self.wake();
                 }
                 let detail = "the job was cancelled, has ended or was given to another agent".to_owned();
@@ -275,7 +278,7 @@ impl Dispatcher {
                     meters::nonmonotonic(result.status.as_str());
                     tracing::info!(job = %job.job_id, %stored, reported = %result.status, "a job had ended otherwise before");
                 }
-                if self.registry.untrack_of(&session.agent_id, job, true) {
+                if self.let_go(job) {
                     self.wake();
                 }
                 session.link.settle(seq);
