@@ -29,7 +29,8 @@ impl Activator {
 
 /// Results of needed jobs, as the engine takes them.
 pub(crate) fn needs_of(needs: &BTreeMap<String, kici_store::model::NeedResult>) -> Needs {
-    let result = |need: &kici_store::model::NeedResult| NeedResult { status: need.status, outputs: need.outputs.clone() };
+    let result =
+        |need: &kici_store::model::NeedResult| NeedResult { status: need.status, outputs: need.outputs.clone() };
     needs.iter().map(|(name, need)| (name.clone(), result(need))).collect()
 }
 

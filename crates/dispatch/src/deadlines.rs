@@ -60,6 +60,7 @@ impl<K: Clone + Eq + Hash> Deadlines<K> {
     }
 
     /// How many deadlines are set.
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.lock().by_key.len()
     }

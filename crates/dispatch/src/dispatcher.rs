@@ -201,25 +201,40 @@ impl Dispatcher {
         self.activator.expires_at()
     }
 
-    /// Carries out what follows from a committed change of jobs: tells readers, frees slots, looks for work. Everybody who
-    /// gets [`Effects`] from the store calls this.
+    /// Carries out what follows from a committed change of jobs: tells readers and agents, frees slots, looks for work.
+    /// Everybody who gets [`Effects`] from the store calls this.
     pub fn apply_effects(self: &Arc<Self>, effects: &Effects) {
-        let run_id = effects.run.id;
-        let mut came_free = false;
         self.stop_at_agents(&effects.to_stop, false);
+        // An agent that was told to stop keeps its slot until it says that the job is gone.
+        let stopping = |job: JobRef| effects.to_stop.iter().any(|held| held.job == job);
+        let mut came_free = false;
+        for finished in effects.finished_jobs.iter().filter(|finished| !stopping(finished.job)) {
+            came_free |= self.let_go(finished.job);
+        }
+        self.tell(effects);
+        if came_free || !effects.newly_queued.is_empty() {
+            self.wake();
+        }
+    }
+
+    /// Tells readers what changed.
+    pub(crate) fn tell(&self, effects: &Effects) {
+        let run_id = effects.run.id;
         for finished in &effects.finished_jobs {
-            if let Some(agent) = &finished.agent_id {
-                came_free |= self.registry.untrack_of(agent, finished.job, true);
-            }
-            self.forget_timers(finished.job);
             self.changes.publish(Change::Job { run_id, job_id: finished.job.job_id, status: finished.status });
         }
         self.changes.publish(Change::Run { run_id, status: effects.run.status });
         if effects.run_finished {
             meters::run_finished(&effects.run);
         }
-        if came_free || !effects.newly_queued.is_empty() {
-            self.wake();
+    }
+
+    /// Takes an ended job from the agent that holds it here. True when the agent became free.
+    pub(crate) fn let_go(&self, job: JobRef) -> bool {
+        self.forget_timers(job);
+        match self.registry.holder(job) {
+            Some((identity, _, _)) => self.registry.untrack_of(&identity.agent_id, job, true),
+            None => false,
         }
     }
 

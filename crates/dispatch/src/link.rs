@@ -91,11 +91,6 @@ impl Link {
         self.shared.closing.cancelled().await;
     }
 
-    /// True once the session is closed.
-    pub fn is_closed(&self) -> bool {
-        self.shared.closing.is_cancelled()
-    }
-
     /// Takes in the number of the next frame from the agent.
     pub fn opened(&self, seq: u64) -> Result<(), OutOfOrder> {
         lock(&self.shared.settled).open(seq)

@@ -72,14 +72,13 @@ impl OfferMaker<'_> {
         let scope = Scope { workflow: &workflow, event: &claimed.run.event, run: run_info(&claimed.run) };
         let job_index = claimed.job.job_index as usize;
         let job = plan::JobRef { name: &claimed.job.name, job_index, matrix: &matrix, needs: &needs };
-        let spec =
-            plan::job_spec(scope, job).map_err(|message| OfferError::Fail(FailureReason::ExprError, message))?;
+        let spec = plan::job_spec(scope, job).map_err(|message| OfferError::Fail(FailureReason::ExprError, message))?;
         let lock_job = workflow.jobs.get(job_index).ok_or_else(|| {
             let message = format!("the stored workflow has no job {job_index}; run it again from a new event");
             OfferError::Fail(FailureReason::ExprError, message)
         })?;
-        let spec_json = serde_json::to_vec(&spec)
-            .map_err(|error| OfferError::Fail(FailureReason::ExprError, error.to_string()))?;
+        let spec_json =
+            serde_json::to_vec(&spec).map_err(|error| OfferError::Fail(FailureReason::ExprError, error.to_string()))?;
         let checkout = match lock_job.checkout.enabled {
             true => Some(self.checkout(claimed, lock_job.checkout.depth).await?),
             false => None,
@@ -162,11 +161,7 @@ mod tests {
     #[test]
     fn references_are_bare_on_the_wire_and_bad_ones_name_the_field() {
         let uuid = uuid::Uuid::from_u128(9);
-        let job = JobRef {
-            run_id: kici_engine::ids::RunId::from_uuid(uuid),
-            job_id: JobId::from_uuid(uuid),
-            epoch: 3,
-        };
+        let job = JobRef { run_id: kici_engine::ids::RunId::from_uuid(uuid), job_id: JobId::from_uuid(uuid), epoch: 3 };
         let wire = wire_ref(job);
         assert_eq!(wire.job_id, uuid.to_string());
         assert_eq!(read_ref(Some(&wire)), Ok(job));

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
+use kici_engine::ids::{AgentId, SessionId};
 use kici_engine::labels::CompiledSelector;
+use kici_engine::state::QueueStatus;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_store::model::{ClaimRequest, ClaimedJob, FailRequest, PendingSelector, RequeueFrom};
-use kici_engine::ids::{AgentId, SessionId};
-use kici_engine::state::QueueStatus;
 use tokio::time::Instant;
 
 use crate::dispatcher::{DispatchError, Dispatcher};
@@ -173,7 +173,13 @@ impl Dispatcher {
         match cancelled {
             // The session is over; its triage has the job.
             None => return,
-            Some(true) => return self.finish_cancelled(job).await,
+            Some(true) => {
+                self.finish_cancelled(job).await;
+                if self.let_go(job) {
+                    self.wake();
+                }
+                return;
+            }
             Some(false) => {}
         }
         // Armed before the frame can be answered, counted from when the stream took it: an answer always finds the timer.

@@ -346,9 +346,10 @@ impl Registry {
     /// Agents that gave a sign of life since the last call.
     pub fn take_seen(&self) -> Vec<AgentId> {
         let mut inner = self.lock();
-        let seen = inner.agents.values_mut().filter_map(|entry| {
-            std::mem::take(&mut entry.seen_unsaved).then(|| entry.identity.agent_id.clone())
-        });
+        let seen = inner
+            .agents
+            .values_mut()
+            .filter_map(|entry| std::mem::take(&mut entry.seen_unsaved).then(|| entry.identity.agent_id.clone()));
         seen.collect()
     }
 

@@ -61,12 +61,7 @@ pub fn forgotten(job: LostJob) -> Triage {
 mod tests {
     use super::*;
 
-    const JOB: LostJob = LostJob {
-        scaler_managed: false,
-        acked: false,
-        started: false,
-        cancelling: false,
-    };
+    const JOB: LostJob = LostJob { scaler_managed: false, acked: false, started: false, cancelling: false };
 
     fn all() -> impl Iterator<Item = LostJob> {
         (0u8..16).map(|bits| LostJob {

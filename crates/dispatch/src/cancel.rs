@@ -1,0 +1,102 @@
+//! Cancelling runs: one implementation for people, time limits and newer runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kici_engine::ids::RunId;
+use kici_engine::state::FailureReason;
+use kici_protocol::agent::JobCancel;
+use kici_protocol::agent::orchestrator_frame::Frame;
+use kici_store::model::{CancelOutcome, CancelRequest, HeldJob, JobRef};
+use tokio::time::Instant;
+
+use crate::dispatcher::{DispatchError, Dispatcher};
+use crate::offer::{millis, wire_ref};
+use crate::ports::Change;
+use crate::timers::{CANCEL_SLACK, Timer};
+
+/// What a cancel reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CancelReport {
+    /// Agents that were told.
+    pub agents_notified: usize,
+    /// Jobs whose agent is connected to another orchestrator that cannot be reached; they are told later.
+    pub unreachable: usize,
+    /// Jobs that ended at once because no agent had them.
+    pub pending_cancelled: usize,
+}
+
+impl Dispatcher {
+    /// Cancels a run. `force` ends its jobs at once: agents kill, no hooks run.
+    ///
+    /// # Errors
+    /// [`DispatchError::NoSuchRun`], [`DispatchError::AlreadyTerminal`], or the database's.
+    pub async fn cancel_run(
+        self: &Arc<Self>,
+        run_id: RunId,
+        by: &str,
+        reason: FailureReason,
+        force: bool,
+    ) -> Result<CancelReport, DispatchError> {
+        let request = CancelRequest { run_id, by: by.to_owned(), reason, force };
+        let mut effects = match self.store.run_cancel(request, self.activate()).await? {
+            CancelOutcome::NotFound => return Err(DispatchError::NoSuchRun),
+            CancelOutcome::AlreadyTerminal(status) => return Err(DispatchError::AlreadyTerminal(status)),
+            CancelOutcome::Cancelling { effects } => effects,
+        };
+        let mut report = self.stop_at_agents(&effects.to_stop, force);
+        let stopping: Vec<_> = effects.to_stop.drain(..).map(|held| held.job).collect();
+        let stopped = |job: &JobRef| stopping.contains(job);
+        // Slots of agents that were told come free when they answer.
+        let ended: Vec<_> = effects.finished_jobs.iter().map(|done| done.job).filter(|job| !stopped(job)).collect();
+        report.pending_cancelled = ended.len();
+        for job in ended {
+            self.let_go(job);
+        }
+        self.tell(&effects);
+        self.wake();
+        tracing::info!(%run_id, by, force, ?report, "a run is being cancelled");
+        Ok(report)
+    }
+
+    /// Tells agents to stop jobs. A job whose agent is not connected anywhere is over: nobody will unwind it. One agent
+    /// that cannot be told never keeps the others from being told.
+    pub(crate) fn stop_at_agents(self: &Arc<Self>, jobs: &[HeldJob], force: bool) -> CancelReport {
+        let mut report = CancelReport::default();
+        for held in jobs {
+            match self.registry.holder(held.job) {
+                Some((_, link, tracked)) => {
+                    report.agents_notified += 1;
+                    self.registry.with_job(link.session_id(), held.job, |tracked| tracked.cancelling = true);
+                    let grace = if force { Duration::ZERO } else { tracked.grace };
+                    self.deadlines.set(Timer::Cancel(held.job), Instant::now() + grace + CANCEL_SLACK);
+                    let (run_id, job_id) = (held.job.run_id, held.job.job_id);
+                    self.changes.publish(Change::Job {
+                        run_id,
+                        job_id,
+                        status: kici_engine::state::JobStatus::Cancelling,
+                    });
+                    let cancel = JobCancel {
+                        job: Some(wire_ref(held.job)),
+                        reason: "the run was cancelled".to_owned(),
+                        force,
+                        grace_ms: millis(grace),
+                    };
+                    self.tasks.spawn(async move {
+                        // An agent that is gone by now is triaged by its session's end: cancelled.
+                        let _ = link.send(Frame::JobCancel(cancel)).await;
+                    });
+                }
+                None if held.owner.as_ref().is_some_and(|owner| *owner != self.config.instance) => {
+                    report.unreachable += 1;
+                }
+                None => {
+                    let this = self.clone();
+                    let job = held.job;
+                    self.tasks.spawn(async move { this.finish_cancelled(job).await });
+                }
+            }
+        }
+        report
+    }
+}

@@ -1,0 +1,122 @@
+//! Changes of a job that the dispatcher makes by itself: back to the queue, failed, cancelled, waiting for its agent. A
+//! change that the database did not take is tried again later, never dropped.
+
+use std::sync::Arc;
+
+use kici_engine::ids::AgentId;
+use kici_engine::state::{FailureReason, JobStatus};
+use kici_store::StoreError;
+use kici_store::model::{
+    FailRequest, Guarded, JobFinished, JobRef, JobResult, RecoverRequest, RequeueFrom, RequeueRequest, Requeued,
+};
+use tokio::time::Instant;
+
+use crate::dispatcher::Dispatcher;
+use crate::meters;
+use crate::ports::Change;
+use crate::timers::Timer;
+use crate::triage::LateTriage;
+
+impl Dispatcher {
+    /// Puts a delivery back into the queue and looks for another agent.
+    pub(crate) async fn requeue(self: &Arc<Self>, job: JobRef, from: RequeueFrom, why: &str, meter: &'static str) {
+        if self.requeue_quietly(job, from, why, meter).await {
+            self.wake();
+        }
+    }
+
+    /// Like [`requeue`](Self::requeue) without the look for another agent. True when it took effect.
+    pub(crate) async fn requeue_quietly(
+        self: &Arc<Self>,
+        job: JobRef,
+        from: RequeueFrom,
+        why: &str,
+        meter: &'static str,
+    ) -> bool {
+        self.forget_timers(job);
+        let request = RequeueRequest {
+            job,
+            from: from.clone(),
+            reason: why.to_owned(),
+            budget: self.config.max_attempts,
+            expires_at: self.queue_expires_at(),
+        };
+        match self.store.queue_requeue(request, self.activate()).await {
+            Ok(Requeued::Requeued { attempts }) => {
+                tracing::info!(job = %job.job_id, epoch = job.epoch, attempts, why, "a job went back into the queue");
+                meters::requeued(meter);
+                let status = JobStatus::Queued;
+                self.changes.publish(Change::Job { run_id: job.run_id, job_id: job.job_id, status });
+                true
+            }
+            Ok(Requeued::GaveUp(effects)) => {
+                tracing::warn!(job = %job.job_id, why, "a job was handed out in vain too often and failed");
+                self.apply_effects(&effects);
+                true
+            }
+            Ok(Requeued::Lost) => false,
+            Err(error) => {
+                self.later(LateTriage::Requeue { job, from, why: why.to_owned(), meter }, &error);
+                false
+            }
+        }
+    }
+
+    /// Ends a job without a result of its agent.
+    pub(crate) async fn fail(self: &Arc<Self>, request: FailRequest) {
+        self.forget_timers(request.job);
+        let job = request.job;
+        tracing::info!(job = %job.job_id, epoch = job.epoch, reason = %request.reason, message = request.message, "a job failed without a result");
+        match self.store.job_fail(request.clone(), self.activate()).await {
+            Ok(finished) => self.finished(finished),
+            Err(error) => self.later(LateTriage::Fail(request), &error),
+        }
+    }
+
+    /// Ends a job of a cancelled run whose agent will not tell.
+    pub(crate) async fn finish_cancelled(self: &Arc<Self>, job: JobRef) {
+        self.forget_timers(job);
+        let result = JobResult {
+            job,
+            agent_id: None,
+            status: JobStatus::Cancelled,
+            reason: Some(FailureReason::CancelledByUser),
+            message: None,
+            outputs: Default::default(),
+            evidence: None,
+            log_bytes: 0,
+            at: None,
+        };
+        match self.store.job_finish(result, self.activate()).await {
+            Ok(finished) => self.finished(finished),
+            Err(error) => self.later(LateTriage::Cancel(job), &error),
+        }
+    }
+
+    /// Gives the agent of a job time to come back.
+    pub(crate) async fn recover(self: &Arc<Self>, job: JobRef, agent_id: AgentId) {
+        self.forget_timers(job);
+        let window = self.config.recovery_window;
+        let request = RecoverRequest { job, agent_id: agent_id.clone(), deadline: self.clock.now().plus(window) };
+        match self.store.queue_recover(request).await {
+            Ok(Guarded::Applied) => {
+                self.deadlines.set(Timer::Recovery(job), Instant::now() + window);
+                let status = JobStatus::Recovering;
+                self.changes.publish(Change::Job { run_id: job.run_id, job_id: job.job_id, status });
+            }
+            Ok(Guarded::Lost) => {}
+            Err(error) => self.later(LateTriage::Recover { job, agent_id }, &error),
+        }
+    }
+
+    fn finished(self: &Arc<Self>, finished: JobFinished) {
+        if let JobFinished::Applied(effects) = finished {
+            self.apply_effects(&effects);
+        }
+    }
+
+    fn later(&self, triage: LateTriage, error: &StoreError) {
+        tracing::warn!(?triage, %error, "the database did not take a change of a job; it is tried again");
+        self.late_triage.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(triage);
+    }
+}

@@ -1,0 +1,184 @@
+//! Why a job waits: reasons on waiting rows, jobs that nobody could ever run, and the explanation per agent.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError};
+
+use kici_engine::ids::{AgentId, JobId};
+use kici_engine::labels::{AgentFacts, CanonicalLabel, CompiledSelector, eligible, explain_unroutable};
+use kici_engine::state::{FailureReason, QueueStatus};
+use kici_store::model::{AgentType, FailRequest, QueueFilter, QueueRow, RosterHost, Routing};
+
+use crate::dispatcher::{DispatchError, Dispatcher};
+use crate::meters;
+
+/// Rows looked at in one pass.
+const ROWS: u32 = 500;
+
+/// Why a job waits.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// The row.
+    pub row: QueueRow,
+    /// Why this orchestrator gives out no job at all; none when it does.
+    pub orchestrator: Option<String>,
+    /// Why no agent could ever run it; none when one could.
+    pub unroutable: Option<String>,
+    /// The first thing in the way, per agent.
+    pub agents: Vec<AgentVerdict>,
+}
+
+/// One agent and a waiting job.
+#[derive(Clone, Debug)]
+pub struct AgentVerdict {
+    /// The agent.
+    pub agent_id: AgentId,
+    /// It is connected here.
+    pub connected: bool,
+    /// What keeps it from taking the job, for people; none when nothing does.
+    pub obstacle: Option<String>,
+}
+
+/// What a row's selector means for the agents known now.
+enum Route {
+    /// A connected agent could run it.
+    Open,
+    /// A known host could, but it is not connected.
+    Absent(String),
+    /// Nobody could.
+    Nowhere(String),
+}
+
+fn facts_of(host: &RosterHost) -> AgentFacts {
+    AgentFacts {
+        labels: host.labels.iter().filter_map(|label| CanonicalLabel::parse(label).ok()).collect(),
+        mandatory: Default::default(),
+        machine_id: host.machine_id.clone(),
+    }
+}
+
+impl Dispatcher {
+    /// Looks at waiting rows when the pump met a selector that no agent satisfies, or agents changed.
+    pub(crate) async fn watch_routing(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                () = self.stopping.cancelled() => return,
+                () = self.routing.notified() => {}
+            }
+            if let Err(error) = self.probe_routing().await {
+                tracing::warn!(%error, "why jobs wait could not be found out");
+            }
+        }
+    }
+
+    /// Writes or clears the reasons of waiting rows and fails those that nobody could run for longer than the grace.
+    /// Returns how many rows changed.
+    pub(crate) async fn probe_routing(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let filter = QueueFilter { statuses: vec![QueueStatus::Pending], limit: ROWS, ..Default::default() };
+        let rows = self.store.queue_list(filter).await?;
+        if rows.is_empty() {
+            self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            return Ok(0);
+        }
+        let facts: Vec<AgentFacts> = self.registry.all_facts().iter().map(|facts| (**facts).clone()).collect();
+        let absent = self.absent_hosts().await?;
+        let mut routes: HashMap<&str, Route> = HashMap::new();
+        let mut changes = Vec::new();
+        let mut dead = Vec::new();
+        let now = self.clock.now();
+        for row in &rows {
+            let route = routes.entry(&row.selector_digest).or_insert_with(|| route(row, &facts, &absent));
+            let grace = self.config.unroutable_grace;
+            let (reason, unroutable) = match route {
+                Route::Open => (None, false),
+                Route::Absent(reason) => (Some(reason.clone()), false),
+                Route::Nowhere(reason) => (Some(reason.clone()), true),
+            };
+            if let (Some(reason), Some(since), true) = (&reason, row.unroutable_since, unroutable)
+                && !grace.is_zero()
+                && now.since(since) >= grace
+            {
+                dead.push((row.job_ref(), format!("for {} s: {reason}", grace.as_secs())));
+                continue;
+            }
+            let mut known = self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = known.get(&row.job_id);
+            if before == reason.as_ref() && unroutable == row.unroutable_since.is_some() {
+                continue;
+            }
+            match &reason {
+                Some(reason) => known.insert(row.job_id, reason.clone()),
+                None => known.remove(&row.job_id),
+            };
+            changes.push(Routing { job_id: row.job_id, reason, unroutable_since: unroutable.then_some(now) });
+        }
+        self.forget_reasons(&rows);
+        let count = (changes.len() + dead.len()) as u64;
+        if !changes.is_empty() {
+            self.store.queue_routing_set(changes).await?;
+        }
+        for (job, message) in dead {
+            meters::unroutable_failed();
+            let (only_from, queue_status) = (vec![QueueStatus::Pending], QueueStatus::Failed);
+            let reason = FailureReason::Unroutable;
+            self.fail(FailRequest { job, only_from, queue_status, reason, message }).await;
+        }
+        Ok(count)
+    }
+
+    fn forget_reasons(&self, rows: &[QueueRow]) {
+        let waiting: HashSet<JobId> = rows.iter().map(|row| row.job_id).collect();
+        self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).retain(|job, _| waiting.contains(job));
+    }
+
+    /// Known static hosts that are not connected here.
+    async fn absent_hosts(&self) -> Result<Vec<RosterHost>, DispatchError> {
+        let mut hosts = self.store.roster_list().await?;
+        hosts.retain(|host| host.lifecycle == AgentType::Static && self.registry.agent(&host.agent_id).is_none());
+        Ok(hosts)
+    }
+
+    /// Why a job waits, agent by agent.
+    ///
+    /// # Errors
+    /// [`DispatchError::NoSuchJob`] when it is not in the queue, or the database's.
+    pub async fn explain(&self, job: JobId) -> Result<Explanation, DispatchError> {
+        let row = self.store.queue_get(job).await?.ok_or(DispatchError::NoSuchJob)?;
+        let absent = self.absent_hosts().await?;
+        let facts: Vec<AgentFacts> = self.registry.all_facts().iter().map(|facts| (**facts).clone()).collect();
+        let unroutable = match route(&row, &facts, &absent) {
+            Route::Nowhere(reason) => Some(reason),
+            Route::Open | Route::Absent(_) => None,
+        };
+        let machine = row.requires_machine_id.as_deref();
+        let compiled = CompiledSelector::compile(&row.selector);
+        let mismatch = |facts: &AgentFacts| match &compiled {
+            Ok(compiled) => eligible(compiled, machine, facts).err().map(|mismatch| mismatch.to_string()),
+            Err(error) => Some(format!("its selector cannot be used: {error}")),
+        };
+        let connected = self.registry.views().into_iter().map(|agent| AgentVerdict {
+            obstacle: mismatch(&agent.facts).or(agent.unready),
+            agent_id: agent.agent_id,
+            connected: true,
+        });
+        let absent = absent.into_iter().map(|host| AgentVerdict {
+            obstacle: Some(mismatch(&facts_of(&host)).unwrap_or_else(|| "it is not connected".to_owned())),
+            agent_id: host.agent_id,
+            connected: false,
+        });
+        let agents = connected.chain(absent).collect();
+        Ok(Explanation { row, orchestrator: self.not_claiming(), unroutable, agents })
+    }
+}
+
+fn route(row: &QueueRow, connected: &[AgentFacts], absent: &[RosterHost]) -> Route {
+    let machine = row.requires_machine_id.as_deref();
+    let compiled = match CompiledSelector::compile(&row.selector) {
+        Ok(compiled) => compiled,
+        Err(error) => return Route::Nowhere(format!("its selector cannot be used: {error}")),
+    };
+    let Some(reason) = explain_unroutable(&compiled, machine, connected) else { return Route::Open };
+    match absent.iter().find(|host| eligible(&compiled, machine, &facts_of(host)).is_ok()) {
+        Some(host) => Route::Absent(format!("agent {} could run it and is not connected", host.agent_id)),
+        None => Route::Nowhere(reason),
+    }
+}

@@ -1,0 +1,340 @@
+//! Background work: each part is a reconciler, without input, idempotent, bounded per activation. The program runs them by
+//! their interval and shows their state; running one twice, or on two instances, does no harm.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kici_engine::state::{FailureReason, QueueStatus};
+use kici_protocol::close::CloseReason;
+use kici_store::model::{AgentType, FailRequest, HeldJob, QueueRow, RequeueFrom};
+
+use crate::dispatcher::{DispatchError, Dispatcher};
+use crate::meters;
+use crate::timers::CANCEL_SLACK;
+
+/// Rows handled in one activation.
+const BATCH: u32 = 100;
+
+/// A piece of background work.
+#[async_trait]
+pub trait Reconciler: Send + Sync {
+    /// Its name, for logs, metrics and operators.
+    fn name(&self) -> &'static str;
+    /// How often it runs without a signal.
+    fn interval(&self) -> Duration;
+    /// True when one instance is enough; every write is guarded, so that two for a moment do no harm.
+    fn leader_only(&self) -> bool;
+    /// One activation; returns how many things it changed.
+    async fn run(&self) -> Result<u64, DispatchError>;
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Sweep {
+    CatchUp,
+    ExpiredAcks,
+    ExpiredRecoveries,
+    ExpiredPending,
+    Unstarted,
+    Stale,
+    JobTimeouts,
+    RunDeadlines,
+    StuckCancels,
+    Routing,
+    SilentSessions,
+    Tokens,
+    Beats,
+    Depth,
+}
+
+struct Entry {
+    dispatcher: Arc<Dispatcher>,
+    sweep: Sweep,
+}
+
+#[async_trait]
+impl Reconciler for Entry {
+    fn name(&self) -> &'static str {
+        match self.sweep {
+            Sweep::CatchUp => "dispatch_catch_up",
+            Sweep::ExpiredAcks => "dispatch_expired_acks",
+            Sweep::ExpiredRecoveries => "dispatch_expired_recoveries",
+            Sweep::ExpiredPending => "dispatch_expired_pending",
+            Sweep::Unstarted => "dispatch_unstarted",
+            Sweep::Stale => "dispatch_stale_jobs",
+            Sweep::JobTimeouts => "dispatch_job_timeouts",
+            Sweep::RunDeadlines => "dispatch_run_deadlines",
+            Sweep::StuckCancels => "dispatch_stuck_cancels",
+            Sweep::Routing => "dispatch_routing",
+            Sweep::SilentSessions => "dispatch_silent_sessions",
+            Sweep::Tokens => "dispatch_tokens",
+            Sweep::Beats => "dispatch_heartbeats",
+            Sweep::Depth => "dispatch_queue_depth",
+        }
+    }
+
+    fn interval(&self) -> Duration {
+        let grace = self.dispatcher.config.unroutable_grace;
+        Duration::from_secs(match self.sweep {
+            Sweep::CatchUp | Sweep::RunDeadlines | Sweep::Depth => 5,
+            Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::SilentSessions => 10,
+            Sweep::Routing => return (grace / 4).clamp(Duration::from_secs(5), Duration::from_secs(30)),
+            Sweep::JobTimeouts => 15,
+            Sweep::ExpiredPending | Sweep::Unstarted | Sweep::Stale | Sweep::Tokens | Sweep::Beats => 60,
+        })
+    }
+
+    fn leader_only(&self) -> bool {
+        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels)
+    }
+
+    async fn run(&self) -> Result<u64, DispatchError> {
+        let d = &self.dispatcher;
+        match self.sweep {
+            Sweep::CatchUp => Ok(d.catch_up().await),
+            Sweep::ExpiredAcks => d.sweep_acks().await,
+            Sweep::ExpiredRecoveries => d.sweep_recoveries().await,
+            Sweep::ExpiredPending => d.sweep_pending().await,
+            Sweep::Unstarted => d.sweep_unstarted().await,
+            Sweep::Stale => d.sweep_stale().await,
+            Sweep::JobTimeouts => d.sweep_job_timeouts().await,
+            Sweep::RunDeadlines => d.sweep_run_deadlines().await,
+            Sweep::StuckCancels => d.sweep_cancels().await,
+            Sweep::Routing => d.probe_routing().await,
+            Sweep::SilentSessions => Ok(d.sweep_silent()),
+            Sweep::Tokens => d.sweep_tokens().await,
+            Sweep::Beats => d.save_signs_of_life().await,
+            Sweep::Depth => d.measure_depth().await,
+        }
+    }
+}
+
+impl Dispatcher {
+    /// The background work of dispatch.
+    pub fn reconcilers(self: &Arc<Self>) -> Vec<Arc<dyn Reconciler>> {
+        let all = [
+            Sweep::CatchUp,
+            Sweep::ExpiredAcks,
+            Sweep::ExpiredRecoveries,
+            Sweep::ExpiredPending,
+            Sweep::Unstarted,
+            Sweep::Stale,
+            Sweep::JobTimeouts,
+            Sweep::RunDeadlines,
+            Sweep::StuckCancels,
+            Sweep::Routing,
+            Sweep::SilentSessions,
+            Sweep::Tokens,
+            Sweep::Beats,
+            Sweep::Depth,
+        ];
+        all.into_iter()
+            .map(|sweep| Arc::new(Entry { dispatcher: self.clone(), sweep }) as Arc<dyn Reconciler>)
+            .collect()
+    }
+
+    /// Unanswered offers whose timer died with its process.
+    async fn sweep_acks(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let rows = self.store.queue_expired_acks(BATCH).await?;
+        let mut changed = 0;
+        for row in rows {
+            let (job, Some(agent)) = (row.job_ref(), row.agent_id.clone()) else { continue };
+            if self.registry.holder(job).is_some_and(|(_, _, tracked)| tracked.acked) {
+                continue;
+            }
+            let why = format!("agent {agent} did not answer the offer");
+            if self.requeue_quietly(job, RequeueFrom::AwaitingAck(agent.clone()), &why, "ack_timeout").await {
+                changed += 1;
+                if let Some(local) = self.registry.agent(&agent) {
+                    self.registry.untrack_of(&agent, job, false);
+                    self.close_session(local.session_id, CloseReason::DispatchAckTimeout, &why).await;
+                }
+            }
+        }
+        if changed > 0 {
+            self.wake();
+        }
+        Ok(changed)
+    }
+
+    async fn sweep_recoveries(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let rows = self.store.queue_expired_recoveries(BATCH).await?;
+        for row in &rows {
+            self.end_recovery(row).await;
+        }
+        Ok(rows.len() as u64)
+    }
+
+    async fn sweep_pending(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let rows = self.store.queue_expired_pending(BATCH).await?;
+        for row in &rows {
+            let why = self.explain(row.job_id).await.ok().and_then(|explanation| explanation.unroutable);
+            let waited = self.clock.now().since(row.created_at).as_secs();
+            let (reason, message) = match why {
+                Some(why) => (FailureReason::Unroutable, why),
+                None => (FailureReason::QueueExpired, format!("no agent took it within {waited} s")),
+            };
+            let (only_from, queue_status) = (vec![QueueStatus::Pending], QueueStatus::Expired);
+            self.fail(FailRequest { job: row.job_ref(), only_from, queue_status, reason, message }).await;
+        }
+        Ok(rows.len() as u64)
+    }
+
+    /// Handed out, never started, and silent: with an agent that is here, its signs of life count; otherwise the row.
+    async fn sweep_unstarted(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let before = self.clock.now().minus(self.config.stale_after);
+        let rows = self.store.queue_unstarted_since(before, BATCH).await?;
+        let mine = self.own_and_dead_instances().await?;
+        let watched = |row: &QueueRow| row.owner_instance_id.as_ref().is_none_or(|owner| mine.contains(owner));
+        let mut changed = 0;
+        for row in rows.iter().filter(|row| row.status == QueueStatus::Dispatched && watched(row)) {
+            let (job, Some(agent)) = (row.job_ref(), row.agent_id.clone()) else { continue };
+            if self.registry.holder(job).is_some_and(|(_, _, tracked)| tracked.last_heartbeat > before) {
+                continue;
+            }
+            self.registry.untrack_of(&agent, job, false);
+            let why = format!("agent {agent} gave no sign of life for the job");
+            self.requeue(job, RequeueFrom::NotStarted(agent), &why, "agent_lost").await;
+            changed += 1;
+        }
+        Ok(changed)
+    }
+
+    async fn sweep_stale(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let before = self.clock.now().minus(self.config.stale_after);
+        let jobs = self.store.jobs_stale(before, BATCH).await?;
+        let mine = self.own_and_dead_instances().await?;
+        let mut changed = 0;
+        for held in jobs {
+            let watched = held.owner.as_ref().is_none_or(|owner| mine.contains(owner));
+            let alive = self.registry.holder(held.job).is_some_and(|(_, _, tracked)| tracked.last_heartbeat > before);
+            if watched && !alive {
+                self.stale(held.job).await;
+                self.kill_at_agent(held);
+                changed += 1;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// The backstop of the agents' own job time-outs.
+    async fn sweep_job_timeouts(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let slack = self.config.max_grace + CANCEL_SLACK;
+        let jobs = self.store.jobs_past_timeout(slack, BATCH).await?;
+        let count = jobs.len() as u64;
+        for held in jobs {
+            let message = "it ran longer than its limit and its agent did not end it".to_owned();
+            let (reason, queue_status) = (FailureReason::JobTimeout, QueueStatus::Failed);
+            let request = FailRequest { job: held.job, only_from: Vec::new(), queue_status, reason, message };
+            self.kill_at_agent(held);
+            self.fail(request).await;
+        }
+        Ok(count)
+    }
+
+    /// The database gives the job up; the agent must too.
+    fn kill_at_agent(self: &Arc<Self>, held: HeldJob) {
+        if self.registry.holder(held.job).is_some() {
+            self.stop_at_agents(&[held], true);
+        }
+    }
+
+    async fn sweep_run_deadlines(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let runs = self.store.runs_past_deadline(BATCH).await?;
+        for run in &runs {
+            match self.cancel_run(*run, "timeout", FailureReason::WorkflowTimeout, false).await {
+                Ok(_) | Err(DispatchError::AlreadyTerminal(_) | DispatchError::NoSuchRun) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(runs.len() as u64)
+    }
+
+    async fn sweep_cancels(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let before = self.clock.now().minus(self.config.recovery_window * 2);
+        let runs = self.store.runs_cancelling_since(before, BATCH).await?;
+        for run in &runs {
+            tracing::warn!(run = %run, "a run did not end after its cancel; ending it");
+            match self.cancel_run(*run, "system", FailureReason::CancelledByUser, true).await {
+                Ok(_) | Err(DispatchError::AlreadyTerminal(_) | DispatchError::NoSuchRun) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(runs.len() as u64)
+    }
+
+    fn sweep_silent(&self) -> u64 {
+        let silent = self.registry.silent(self.config.heartbeat_timeout);
+        for link in &silent {
+            let seconds = self.config.heartbeat_timeout.as_secs();
+            link.close(CloseReason::HeartbeatTimeout, format!("no frame came for {seconds} s"));
+        }
+        silent.len() as u64
+    }
+
+    pub(crate) async fn close_invalid_tokens(&self) {
+        if let Err(error) = self.sweep_tokens().await {
+            tracing::warn!(%error, "revoked tokens could not be looked for");
+        }
+    }
+
+    /// Sessions of revoked tokens end; those of expired ephemeral tokens end once they hold no job.
+    async fn sweep_tokens(&self) -> Result<u64, DispatchError> {
+        let in_use = self.registry.tokens();
+        if in_use.is_empty() {
+            return Ok(0);
+        }
+        let now = self.clock.now();
+        let tokens = self.store.agent_token_list().await?;
+        let mut closed = 0;
+        for (id, link, busy) in in_use {
+            let token = tokens.iter().find(|token| token.id == id);
+            let revoked = token.is_none_or(|token| token.revoked_at.is_some());
+            let expired = token.is_some_and(|token| {
+                token.agent_type == AgentType::Ephemeral && token.expires_at.is_some_and(|at| at <= now)
+            });
+            if revoked {
+                link.close(CloseReason::AuthRevoked, "the token was revoked; give the agent a new one");
+            } else if expired && !busy {
+                link.close(CloseReason::AuthFailed, "the token has expired");
+            } else {
+                continue;
+            }
+            closed += 1;
+        }
+        Ok(closed)
+    }
+
+    /// Signs of life of agents and jobs, in one write each.
+    async fn save_signs_of_life(&self) -> Result<u64, DispatchError> {
+        let now = self.clock.now();
+        let seen: Vec<_> = self.registry.take_seen().into_iter().map(|agent| (agent, now)).collect();
+        let beats = self.registry.take_beats();
+        let count = (seen.len() + beats.len()) as u64;
+        if !seen.is_empty() {
+            self.store.roster_seen(seen).await?;
+        }
+        if !beats.is_empty() {
+            self.store.job_heartbeats(beats).await?;
+        }
+        Ok(count)
+    }
+
+    async fn measure_depth(&self) -> Result<u64, DispatchError> {
+        let counts = self.store.queue_counts().await?;
+        meters::queue_depth(counts.pending, counts.dispatched, counts.recovering);
+        Ok(0)
+    }
+
+    pub(crate) async fn close_session(
+        self: &Arc<Self>,
+        session: kici_engine::ids::SessionId,
+        reason: CloseReason,
+        message: &str,
+    ) {
+        if let Some(link) = self.registry.link(session) {
+            link.close(reason, message);
+        }
+        self.session_over(session).await;
+    }
+}

@@ -1,0 +1,194 @@
+//! Agents that are gone: what becomes of their jobs, at once, when the recovery window ends, and after a restart.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use kici_engine::ids::{AgentId, SessionId};
+use kici_engine::state::{FailureReason, QueueStatus};
+use kici_store::model::{FailRequest, JobRef, QueueRow, RequeueFrom};
+use tokio::time::Instant;
+
+use crate::decide::triage::{self, LostJob, Triage};
+use crate::dispatcher::{DispatchError, Dispatcher};
+use crate::meters;
+use crate::ports::Change;
+use crate::registry::Identity;
+use crate::timers::Timer;
+
+/// A change that the database did not take.
+#[derive(Clone, Debug)]
+pub(crate) enum LateTriage {
+    Requeue { job: JobRef, from: RequeueFrom, why: String, meter: &'static str },
+    Fail(FailRequest),
+    Cancel(JobRef),
+    Recover { job: JobRef, agent_id: AgentId },
+}
+
+impl Dispatcher {
+    /// A session ended. Whoever comes first takes its jobs; a session that was replaced leaves nothing.
+    pub(crate) async fn session_over(self: &Arc<Self>, session: SessionId) {
+        let Some(departed) = self.registry.remove(session) else { return };
+        let agent_id = departed.identity.agent_id.clone();
+        meters::agents_active(self.registry.counts().0);
+        self.changes.publish(Change::Agent { agent_id: agent_id.to_string(), connected: false });
+        if self.stopping.is_cancelled() {
+            // The jobs go on; the start of the next process takes them into recovery.
+            return;
+        }
+        tracing::info!(agent = %agent_id, jobs = departed.jobs.len(), "an agent left");
+        let identity = &departed.identity;
+        join_all(departed.jobs.iter().map(|job| async move {
+            let lost = LostJob {
+                scaler_managed: identity.scaler_managed,
+                acked: job.acked,
+                started: job.started,
+                cancelling: job.cancelling,
+            };
+            self.carry_out(job.job, &identity.agent_id, triage::triage(lost)).await;
+        }))
+        .await;
+        if let Err(error) = self.store.roster_disconnected(agent_id.clone()).await {
+            tracing::warn!(agent = %agent_id, %error, "the end of a session could not be written");
+        }
+        if !departed.jobs.is_empty() {
+            self.wake();
+        }
+    }
+
+    async fn carry_out(self: &Arc<Self>, job: JobRef, agent: &AgentId, triage: Triage) {
+        match triage {
+            Triage::Requeue => {
+                let why = format!("agent {agent} was lost before the job started");
+                self.requeue(job, RequeueFrom::NotStarted(agent.clone()), &why, "agent_lost").await;
+            }
+            Triage::Recover => self.recover(job, agent.clone()).await,
+            Triage::Cancel => self.finish_cancelled(job).await,
+            Triage::Fail(reason) => {
+                let message = format!("agent {agent} was lost while the job ran");
+                let only_from = vec![QueueStatus::Dispatched];
+                self.fail(FailRequest { job, only_from, queue_status: QueueStatus::Failed, reason, message }).await;
+            }
+        }
+    }
+
+    /// The agent registered and does not know a job that the database gives it.
+    pub(crate) async fn forgotten(self: &Arc<Self>, job: JobRef, agent: &Identity, started: bool, cancelling: bool) {
+        let lost = LostJob { scaler_managed: agent.scaler_managed, acked: true, started, cancelling };
+        let agent_id = &agent.agent_id;
+        match triage::forgotten(lost) {
+            Triage::Fail(reason) => {
+                let message = format!("agent {agent_id} came back without the job; it was restarted or lost its state");
+                let only_from = vec![QueueStatus::Dispatched, QueueStatus::Recovering];
+                self.fail(FailRequest { job, only_from, queue_status: QueueStatus::Failed, reason, message }).await;
+            }
+            Triage::Cancel => self.finish_cancelled(job).await,
+            Triage::Requeue | Triage::Recover => {
+                let why = format!("agent {agent_id} came back without the job");
+                self.requeue(job, RequeueFrom::NotStarted(agent_id.clone()), &why, "agent_lost").await;
+            }
+        }
+    }
+
+    pub(crate) async fn recovery_due(self: &Arc<Self>, job: JobRef) {
+        match self.store.queue_get(job.job_id).await {
+            Ok(Some(row)) if row.job_ref() == job => self.end_recovery(&row).await,
+            Ok(_) => {}
+            // The sweep reads the same column.
+            Err(error) => tracing::warn!(job = %job.job_id, %error, "a recovery window ended unseen"),
+        }
+    }
+
+    /// Ends the recovery of a row whose window is over. Guarded: a reconnect at the same moment wins or loses as a whole.
+    pub(crate) async fn end_recovery(self: &Arc<Self>, row: &QueueRow) {
+        let now = self.clock.now();
+        if row.status != QueueStatus::Recovering || row.recovery_deadline.is_some_and(|deadline| deadline > now) {
+            return;
+        }
+        let job = row.job_ref();
+        let cancelling = match self.store.run_get(job.run_id).await {
+            Ok(run) => run.is_some_and(|run| run.cancel_requested_at.is_some()),
+            Err(error) => {
+                tracing::warn!(job = %job.job_id, %error, "a recovery window ended unseen");
+                return;
+            }
+        };
+        let lost = LostJob { scaler_managed: false, acked: true, started: row.started_at.is_some(), cancelling };
+        let agent = row.agent_id.as_ref().map_or("unknown", AgentId::as_str);
+        let window = self.config.recovery_window.as_secs();
+        match triage::recovery_expired(lost) {
+            Triage::Cancel => self.finish_cancelled(job).await,
+            Triage::Fail(reason) => {
+                let message =
+                    format!("agent {agent} was lost while the job ran and did not come back within {window} s");
+                let only_from = vec![QueueStatus::Recovering];
+                self.fail(FailRequest { job, only_from, queue_status: QueueStatus::Failed, reason, message }).await;
+            }
+            Triage::Requeue | Triage::Recover => {
+                let why = format!("agent {agent} did not come back within {window} s");
+                self.requeue(job, RequeueFrom::RecoveryExpired, &why, "agent_lost").await;
+            }
+        }
+    }
+
+    /// Jobs that this instance or a dead one had handed out: their agents get one recovery window to come back.
+    pub(crate) async fn recover_after_start(self: &Arc<Self>) -> Result<(), DispatchError> {
+        let instances = self.own_and_dead_instances().await?;
+        let rows = self.store.queue_owned_by_instances(instances).await?;
+        let now = self.clock.now();
+        for row in &rows {
+            let job = row.job_ref();
+            match (row.status, &row.agent_id) {
+                (QueueStatus::Dispatched, Some(agent)) => self.recover(job, agent.clone()).await,
+                (QueueStatus::Recovering, _) => {
+                    let left = row.recovery_deadline.map_or_else(Default::default, |deadline| deadline.since(now));
+                    self.deadlines.set(Timer::Recovery(job), Instant::now() + left);
+                }
+                _ => {}
+            }
+        }
+        if !rows.is_empty() {
+            tracing::info!(jobs = rows.len(), "waiting for the agents of jobs that were handed out before the start");
+        }
+        Ok(())
+    }
+
+    /// This instance and those without a sign of life for a recovery window, and at least for a minute.
+    pub(crate) async fn own_and_dead_instances(&self) -> Result<Vec<kici_engine::ids::InstanceId>, DispatchError> {
+        let silence = self.config.recovery_window.max(std::time::Duration::from_secs(60));
+        let mut instances = self.store.instance_dead(self.clock.now().minus(silence)).await?;
+        instances.retain(|instance| *instance != self.config.instance);
+        instances.push(self.config.instance.clone());
+        Ok(instances)
+    }
+
+    /// Changes that the database did not take before. Returns how many were tried.
+    pub(crate) async fn catch_up(self: &Arc<Self>) -> u64 {
+        let late = std::mem::take(&mut *self.late_triage.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let count = late.len() as u64;
+        for triage in late {
+            match triage {
+                LateTriage::Requeue { job, from, why, meter } => self.requeue(job, from, &why, meter).await,
+                LateTriage::Fail(request) => self.fail(request).await,
+                LateTriage::Cancel(job) => self.finish_cancelled(job).await,
+                LateTriage::Recover { job, agent_id } => self.recover(job, agent_id).await,
+            }
+        }
+        count
+    }
+
+    /// A started job gave no sign of life for too long.
+    pub(crate) async fn stale(self: &Arc<Self>, job: JobRef) {
+        meters::stale_found();
+        let seconds = self.config.stale_after.as_secs();
+        let message = format!("no heartbeat of the job came for {seconds} s");
+        let reason = FailureReason::StaleHeartbeat;
+        self.fail(FailRequest {
+            job,
+            only_from: vec![QueueStatus::Dispatched],
+            queue_status: QueueStatus::Failed,
+            reason,
+            message,
+        })
+        .await;
+    }
+}

@@ -1,0 +1,65 @@
+//! The text form of a step's key and its place among the steps of its job.
+
+use crate::agent::StepKey;
+
+impl StepKey {
+    /// `kind-owner-ordinal`, with `_` for the `:` of hooks: the key in the database and the name of the step's log file.
+    pub fn text(&self) -> String {
+        format!("{}-{}-{}", self.kind.replace(':', "_"), self.owner_index, self.ordinal)
+    }
+
+    /// Sorts the steps of a job as they run: what prepares it, its steps each with their hooks, its own hooks.
+    pub fn place(&self) -> u32 {
+        const STEPS: u32 = 100;
+        const PER_STEP: u32 = 10;
+        const JOB_HOOKS: u32 = 1_000_000;
+        let hook = self.kind.starts_with("hook:");
+        match (u32::try_from(self.owner_index), hook) {
+            (Ok(owner), hook) => {
+                let within = if hook { 1 + self.ordinal } else { 0 };
+                STEPS.saturating_add(owner.saturating_mul(PER_STEP)).saturating_add(within.min(PER_STEP - 1))
+            }
+            (Err(_), true) => JOB_HOOKS.saturating_add(self.ordinal),
+            (Err(_), false) => self.ordinal.min(STEPS - 1),
+        }
+    }
+
+    /// True when the kind holds only `[a-z0-9_:]`, 1 to 32 of them, and the owner is -1 or an index: the text form is
+    /// then safe as a file name.
+    pub fn is_valid(&self) -> bool {
+        let legal = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b':');
+        (1..=32).contains(&self.kind.len()) && self.kind.bytes().all(legal) && self.owner_index >= -1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(kind: &str, owner_index: i32, ordinal: u32) -> StepKey {
+        StepKey { kind: kind.into(), owner_index, ordinal }
+    }
+
+    #[test]
+    fn steps_sort_as_they_run() {
+        let in_order = [
+            key("setup", -1, 0),
+            key("checkout", -1, 1),
+            key("step", 0, 0),
+            key("hook:after_step", 0, 0),
+            key("step", 1, 0),
+            key("step", 60_000, 0),
+            key("hook:cleanup", -1, 0),
+        ];
+        assert!(in_order.is_sorted_by_key(StepKey::place));
+        assert_eq!(key("hook:on_cancel", -1, 2).text(), "hook_on_cancel--1-2");
+    }
+
+    #[test]
+    fn a_kind_cannot_leave_its_directory() {
+        assert!(key("hook:cleanup", -1, 0).is_valid());
+        for bad in [key("../x", 0, 0), key("", 0, 0), key("step", -2, 0), key("Step", 0, 0)] {
+            assert!(!bad.is_valid(), "{bad:?}");
+        }
+    }
+}
