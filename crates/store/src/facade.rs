@@ -9,9 +9,12 @@ use kici_engine::time::{Clock, Ts};
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use crate::StoreError;
+use crate::ctx::Shared;
 use crate::model::*;
-use crate::notify::{Topic, Wakeups};
+use crate::notify::{Notifier, Topic, Wakeups};
+use crate::pg::Postgres;
+use crate::sqlite::Sqlite;
+use crate::{StoreError, pg, sqlite};
 
 /// When a commit counts as durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,49 +43,125 @@ pub struct StoreConfig {
     pub ids: Arc<dyn IdSource>,
 }
 
+/// Which writer a write goes to. On SQLite there is only one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane(usize);
+
+impl Lane {
+    /// Lanes that writes of runs and deliveries are spread over.
+    const SPREAD: usize = 4;
+    /// All lanes.
+    pub(crate) const COUNT: usize = 2 + Self::SPREAD;
+    /// What belongs to no run.
+    const META: Self = Self(0);
+    /// Claims: they skip rows that others hold and so never wait for another lane.
+    const CLAIMS: Self = Self(1);
+
+    pub(crate) const fn index(self) -> usize {
+        self.0
+    }
+
+    fn of(id: Uuid) -> Self {
+        // The last byte of a version 7 UUID is random.
+        Self(2 + usize::from(id.as_bytes()[15]) % Self::SPREAD)
+    }
+
+    fn text(text: &str) -> Self {
+        let sum = text.bytes().fold(0_u8, u8::wrapping_add);
+        Self(2 + usize::from(sum) % Self::SPREAD)
+    }
+
+    fn first(steps: &[StepWrite]) -> Self {
+        steps.first().map_or(Self::META, |step| Self::of(step.job.run_id.uuid()))
+    }
+}
+
 /// The store; cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
 }
 
-struct Inner;
+struct Inner {
+    backend: Backend,
+    notifier: Notifier,
+}
+
+enum Backend {
+    Sqlite(Sqlite),
+    Pg(Postgres),
+}
 
 impl Store {
     /// Opens the database and its pools. Does not migrate.
+    ///
+    /// # Errors
+    /// `Config` when the address is wrong or another program has the SQLite file open, `Unavailable` when the database
+    /// does not answer.
     pub async fn open(config: StoreConfig) -> Result<Self, StoreError> {
-        let _ = config;
-        todo!()
+        let notifier = Notifier::new();
+        let shared = Arc::new(Shared::new(config.node, config.clock, config.ids));
+        let backend = if let Some(path) = config.url.strip_prefix("sqlite:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() || path == ":memory:" {
+                return Err(StoreError::Config("the database needs a file: `sqlite:PATH`".to_owned()));
+            }
+            let (durability, readers) = (config.durability, config.pool_max.min(4));
+            Backend::Sqlite(Sqlite::open(path.into(), durability, readers, shared, notifier.clone()).await?)
+        } else if config.url.starts_with("postgres://") || config.url.starts_with("postgresql://") {
+            let (durability, max) = (config.durability, config.pool_max);
+            Backend::Pg(Postgres::open(config.url, durability, max, shared, notifier.clone()).await?)
+        } else {
+            // The address may hold a password: it is not repeated here.
+            return Err(StoreError::Config("the database must be `sqlite:PATH` or `postgres://…`".to_owned()));
+        };
+        Ok(Self { inner: Arc::new(Inner { backend, notifier }) })
     }
 
-    /// Brings the schema up to date under a lock; returns the names of the migrations that were applied.
+    /// Brings the schema up to date under a lock; returns the names of the migrations that were applied. On PostgreSQL the
+    /// runtime must have several threads.
+    ///
+    /// # Errors
+    /// `SchemaTooNew` when a newer version was here that does not allow this one beside it.
     pub async fn migrate(&self) -> Result<Vec<String>, StoreError> {
-        let _ = &self.inner;
-        todo!()
+        match &self.inner.backend {
+            Backend::Sqlite(sqlite) => sqlite.migrate().await,
+            Backend::Pg(pg) => pg.migrate().await,
+        }
     }
 
     /// One round trip to the database.
+    ///
+    /// # Errors
+    /// `Unavailable` when it does not answer.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        todo!()
+        self.registry_version().await.map(drop)
     }
 
     /// Finishes what is being written, then closes all connections. Later operations are `Unavailable`.
     pub async fn close(&self) {
-        todo!()
+        match &self.inner.backend {
+            Backend::Sqlite(sqlite) => sqlite.close().await,
+            Backend::Pg(pg) => pg.close().await,
+        }
     }
 
     /// Which database: `sqlite` or `postgres`.
     pub fn backend(&self) -> &'static str {
-        todo!()
+        match &self.inner.backend {
+            Backend::Sqlite(_) => "sqlite",
+            Backend::Pg(_) => "postgres",
+        }
     }
 
-    /// Wake-ups of the topics that `wanted` accepts.
+    /// Wake-ups of the topics that `wanted` accepts. Subscribe before looking: a wake-up between is then not lost.
     pub fn subscribe(&self, wanted: fn(&Topic) -> bool) -> Wakeups {
-        let _ = wanted;
-        todo!()
+        self.inner.notifier.subscribe(wanted)
     }
 }
 
+/// Declares operations: mode, module and signature. The functions of the same name in `shared/` take the connection, the
+/// context and each argument by reference.
 macro_rules! facade {
     ($($(#[$doc:meta])* $mode:ident $(($lane:expr))? $module:ident::$name:ident($($arg:ident: $ty:ty),* $(,)?) -> $out:ty;)*) => {
         impl Store {$(
@@ -91,10 +170,39 @@ macro_rules! facade {
             /// # Errors
             /// [`StoreError`].
             pub async fn $name(&self, $($arg: $ty),*) -> Result<$out, StoreError> {
-                $(let _ = &$arg;)*
-                todo!()
+                facade!(@$mode self $(($lane))? $module $name ($($arg)*))
             }
         )*}
+    };
+    (@write $self:ident ($lane:expr) $module:ident $name:ident ($($arg:ident)*)) => {{
+        let lane: Lane = $lane;
+        let args = Arc::new(($($arg,)*));
+        match &$self.inner.backend {
+            Backend::Sqlite(db) => db.write(stringify!($name), move |conn, ctx| {
+                let args = Arc::clone(&args);
+                Box::pin(async move {
+                    let ($($arg,)*) = &*args;
+                    sqlite::shared::$module::$name(conn, ctx, $($arg),*).await
+                })
+            }).await,
+            Backend::Pg(db) => db.write(lane, stringify!($name), move |conn, ctx| {
+                let args = Arc::clone(&args);
+                Box::pin(async move {
+                    let ($($arg,)*) = &*args;
+                    pg::shared::$module::$name(conn, ctx, $($arg),*).await
+                })
+            }).await,
+        }
+    }};
+    (@read $self:ident $module:ident $name:ident ($($arg:ident)*)) => {
+        match &$self.inner.backend {
+            Backend::Sqlite(db) => db.read(move |conn, ctx| Box::pin(async move {
+                sqlite::shared::$module::$name(conn, ctx, $(&$arg),*).await
+            })).await,
+            Backend::Pg(db) => db.read(move |conn, ctx| Box::pin(async move {
+                pg::shared::$module::$name(conn, ctx, $(&$arg),*).await
+            })).await,
+        }
     };
 }
 

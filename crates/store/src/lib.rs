@@ -5,10 +5,17 @@
 //! operation returns. A caller that goes away never tears a transaction: the writer finishes it.
 #![forbid(unsafe_code)]
 
+mod advance;
+mod compat;
+mod ctx;
 mod error;
 mod facade;
 pub mod model;
 mod notify;
+mod pg;
+mod sqlite;
+mod types;
+mod write;
 
 pub use error::StoreError;
 pub use facade::{Durability, Store, StoreConfig};
