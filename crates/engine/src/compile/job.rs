@@ -133,8 +133,7 @@ impl Walk<'_> {
         }));
         if !said && !defaults.broken_runs_on {
             self.fault("K0101", job.span, format!("job `{}` has no `runs_on`", job.key))
-                .suggest(Some("runs_on: default"))
-                .help("every agent of `xtask dev` has the label `default`; `defaults: { runs_on: … }` is for all jobs");
+                .help("add `runs_on: default`, or set it for all jobs under `defaults`");
         }
         None
     }

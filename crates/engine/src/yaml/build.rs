@@ -28,6 +28,8 @@ impl Default for Limits {
 pub struct Document {
     /// Its content.
     pub root: Node,
+    /// Whether there are faults in it, though it could be read to its end.
+    pub faulty: bool,
 }
 
 /// What was read.
@@ -116,7 +118,13 @@ impl<'a> Builder<'a> {
             return;
         }
         let span = Span { start: pos, end: Pos { col: pos.col + 1, ..pos } };
-        self.faults.push(fault(FaultKind::Syntax, span, format!("not valid YAML: {info}")));
+        let mut syntax = fault(FaultKind::Syntax, span, format!("not valid YAML: {info}"));
+        if line.trim_start().starts_with([']', '}']) && info.contains("indentation") {
+            syntax.help = Some("indent the closing bracket more than the key it belongs to".to_owned());
+        } else if info.contains("mapping values are not allowed") {
+            syntax.help = Some("put a text with `: ` in quotes".to_owned());
+        }
+        self.faults.push(syntax);
     }
 
     fn stream(&mut self, documents: &mut Vec<Document>) -> Result<(), Stop> {
@@ -124,9 +132,10 @@ impl<'a> Builder<'a> {
             match self.next()?.0 {
                 Event::StreamEnd => return Ok(()),
                 Event::DocumentStart(_) => {
+                    let before = self.faults.len();
                     let event = self.next()?;
                     let root = self.node(event, 0)?.node;
-                    documents.push(Document { root });
+                    documents.push(Document { root, faulty: self.faults.len() > before });
                     self.anchors.clear();
                 }
                 _ => {}

@@ -25,11 +25,9 @@ fn unknown_key() {
 
 #[test]
 fn duration() {
-    let source = "on: push\njobs:\n  build:\n  # the column of the specification's sample\n";
-    let source = source.replace("  build:\n  # the column of the specification's sample\n", "");
-    let source = source.replace("jobs:\n", "name: x\n\ntimeout:   30\njobs: {a: {runs_on: default, run: x}}\n");
+    let source = "on: push\n\n#\ntimeout:   30\njobs: {a: {runs_on: default, run: x}}\n";
     assert_eq!(
-        short(&source),
+        short(source),
         [
             ".kici/workflows/ci.yaml:4:12: error[K0203]: expected a duration such as \"30m\", found integer 30; did you mean \"30m\"?"
         ]
@@ -79,14 +77,11 @@ fn injection() {
 
 #[test]
 fn stage() {
-    let source = at("on: push\njobs:\n  a:\n    run: x\n", 17, "    runs_on:\n    - \"${{ steps.a.outputs.x }}\"\n");
-    let source = source.replace("    - \"${{ steps", "\"${{ steps").replace("    runs_on:\n\"", "    runs_on:\n  \"");
-    assert_eq!(short(&source).len(), 1, "{:?}", short(&source));
-    assert!(
-        short(&source)[0].contains(
-            "error[K0402]: expression: 'steps' is only available on the agent, but 'runs_on' is evaluated at dispatch"
-        ),
-        "{:?}",
-        short(&source)
+    let source = at("on: push\njobs:\n a:\n  run: x\n", 17, "  runs_on:\n  - ${{ steps.a.outputs.x }}\n");
+    assert_eq!(
+        short(&source),
+        [
+            ".kici/workflows/ci.yaml:18:9: error[K0402]: expression: 'steps' is only available on the agent, but 'runs_on' is evaluated at dispatch"
+        ]
     );
 }
