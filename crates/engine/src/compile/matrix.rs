@@ -41,7 +41,7 @@ impl Walk<'_> {
     }
 
     fn matrix_table(&mut self, node: &Node, entries: &[Entry]) -> Option<Matrix> {
-        let before = self.diagnostics.len();
+        let before = self.found;
         let mut table = MatrixTable::default();
         for entry in entries.iter().filter(|entry| entry.key != "include" && entry.key != "exclude") {
             self.within(&entry.key, |walk| {
@@ -66,7 +66,7 @@ impl Walk<'_> {
                 _ => {}
             }
         }
-        if self.diagnostics.len() > before {
+        if self.found > before {
             return None;
         }
         self.checked(node, table)
@@ -89,6 +89,10 @@ impl Walk<'_> {
     }
 
     fn matrix_values(&mut self, name: &str, items: &[Node]) -> Option<(String, Vec<String>)> {
+        let place = items.first().map(|item| item.span).unwrap_or_default();
+        if !self.bounded(items.len(), MAX_VARIANTS, "values in a dimension", place) {
+            return None;
+        }
         let mut values = Vec::new();
         for item in items {
             let value = self.fixed(item, "a plain value")?.to_owned();

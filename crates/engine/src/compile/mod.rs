@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
 
-use crate::diagnostic::{Diagnostic, Severity};
+use crate::diagnostic::Diagnostic;
 use crate::lock::Workflow;
 use crate::yaml::{self, Lines, Span};
 
@@ -102,9 +102,9 @@ fn compile(path: &str, source: &str, names: &mut Names) -> Compiled {
     let hash = content_hash(source);
     let mut workflows = Vec::new();
     for document in documents {
-        let before = errors(&walk.diagnostics);
+        let before = walk.errors;
         let named = walk.workflow(&document.root, stem(path), &hash);
-        if let Some(named) = named.filter(|_| !broken && errors(&walk.diagnostics) == before) {
+        if let Some(named) = named.filter(|_| !document.faulty && walk.errors == before) {
             workflows.extend(unique(&mut walk, named, names));
         }
     }
@@ -114,10 +114,6 @@ fn compile(path: &str, source: &str, names: &mut Names) -> Compiled {
     diagnostics.dedup_by(|a, b| a.code == b.code && a.range() == b.range() && a.message == b.message);
     diagnostics.truncate(MAX_DIAGNOSTICS);
     Compiled { workflows, diagnostics }
-}
-
-fn errors(diagnostics: &[Diagnostic]) -> usize {
-    diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error).count()
 }
 
 fn unique(walk: &mut Walk<'_>, named: Named, names: &mut Names) -> Option<Workflow> {

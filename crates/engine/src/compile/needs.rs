@@ -27,7 +27,7 @@ impl Walk<'_> {
                 self.fault("K0302", span, format!("job `{job}` needs itself"));
             } else if !jobs.iter().any(|entry| entry.key == need.job) {
                 let others = jobs.iter().map(|entry| entry.key.as_str()).filter(|name| *name != job);
-                let suggestion = nearest(&need.job, others).map(str::to_owned);
+                let suggestion = if self.full() { None } else { nearest(&need.job, others).map(str::to_owned) };
                 let name = crate::yaml::shorten(&need.job);
                 self.fault("K0301", span, format!("job `{job}` needs unknown job `{name}`")).replace(suggestion);
             } else if !seen.insert(need.job.clone()) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
-use crate::condition::Condition;
+use crate::condition::{Condition, MAX_CONDITIONS};
 use crate::inputs::check_declaration;
 use crate::lock::{Conditions, Input, InputType, Patterns, Trigger};
 use crate::pattern::{MAX_PATTERNS, Pattern, order_warnings};
@@ -13,6 +13,8 @@ use crate::yaml::{Core, Data, Node};
 use super::keys::{self, KeySet};
 use super::walk::Walk;
 
+/// Most inputs of one trigger.
+const MAX_INPUTS: usize = 100;
 /// Most alternatives of one workflow.
 const MAX_TRIGGERS: usize = 64;
 /// Actions of pull requests (GitHub, webhook events and payloads, `pull_request`).
@@ -144,8 +146,8 @@ impl Walk<'_> {
 
     fn patterns(&mut self, node: &Node) -> Patterns {
         let items = self.one_or_list(node, "a pattern").unwrap_or_default();
-        if items.len() > MAX_PATTERNS {
-            self.fault("K0704", node.span, format!("{} patterns, at most {MAX_PATTERNS} are allowed", items.len()));
+        if !self.bounded(items.len(), MAX_PATTERNS, "patterns", node.span) {
+            return Patterns::new();
         }
         let mut patterns = Patterns::new();
         for item in items {
@@ -206,7 +208,11 @@ impl Walk<'_> {
     /// JSONPath to a value, a list of values or `/regex/`.
     fn conditions(&mut self, node: &Node) -> Conditions {
         let mut conditions = Conditions::new();
-        for entry in self.map(node).unwrap_or_default() {
+        let entries = self.map(node).unwrap_or_default();
+        if !self.bounded(entries.len(), MAX_CONDITIONS, "conditions", node.span) {
+            return conditions;
+        }
+        for entry in entries {
             self.within(&entry.key, |walk| {
                 let Some(expected) = walk.json(&entry.value) else { return };
                 if let Err(error) = Condition::compile(&entry.key, &expected) {
@@ -246,7 +252,11 @@ impl Walk<'_> {
         let mut inputs = BTreeMap::new();
         if let Some(entry) = fields.get("inputs") {
             self.within("inputs", |walk| {
-                for entry in walk.map(&entry.value).unwrap_or_default() {
+                let entries = walk.map(&entry.value).unwrap_or_default();
+                if !walk.bounded(entries.len(), MAX_INPUTS, "inputs", entry.value.span) {
+                    return;
+                }
+                for entry in entries {
                     walk.within(&entry.key, |walk| {
                         if !super::is_variable(&entry.key) {
                             walk.fault("K0206", entry.span, format!("`{}` is not a name for an input", entry.key))
@@ -266,7 +276,7 @@ impl Walk<'_> {
         let nothing = Node { span: node.span, data: Data::Map(Vec::new()) };
         let node = if node.is_null() { &nothing } else { node };
         let fields = self.fields(node, &keys::INPUT, &format!("input `{name}`"))?;
-        let before = self.diagnostics.len();
+        let before = self.found;
         let r#type = match fields.get("type") {
             Some(entry) => self.within("type", |walk| walk.input_type(&entry.value)),
             None => Some(InputType::String),
@@ -298,7 +308,7 @@ impl Walk<'_> {
                 });
             }
         }
-        if self.diagnostics.len() > before {
+        if self.found > before {
             return None;
         }
         let number = |json: Option<Json>| json.as_ref().and_then(Json::as_f64);

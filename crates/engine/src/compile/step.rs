@@ -41,8 +41,8 @@ impl Walk<'_> {
             self.fault("K0205", node.span, format!("job `{}` has no steps", around.job))
                 .expected(["at least one step"]);
         }
-        if items.len() > MAX_STEPS {
-            self.fault("K0704", node.span, format!("{} steps, at most {MAX_STEPS} are allowed", items.len()));
+        if !self.bounded(items.len(), MAX_STEPS, "steps", node.span) {
+            return (steps, ids);
         }
         for (index, item) in items.iter().enumerate() {
             let step = self.within(index.to_string(), |walk| walk.step(item, index, &ids, around));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::expr::{Expr, ExprError, Finding, FindingKind, Scope, Template, check_expr, check_template};
-use crate::labels::parse_term;
+use crate::labels::{MAX_MATCHERS, parse_term};
 use crate::lock::{Matcher, Selector, Shell, Stage, Value};
 use crate::yaml::{Data, Node};
 
@@ -141,7 +141,7 @@ impl Walk<'_> {
 
     /// `runs_on`.
     pub(super) fn selector(&mut self, node: &Node, scope: &Scope) -> Option<Selector> {
-        let before = self.diagnostics.len();
+        let before = self.found;
         let mut selector = Selector::default();
         if let Data::Map(_) = node.data {
             let fields = self.fields(node, &keys::RUNS_ON, "`runs_on`")?;
@@ -160,7 +160,7 @@ impl Walk<'_> {
         } else {
             self.labels(node, scope, &mut selector);
         }
-        if self.diagnostics.len() > before {
+        if self.found > before {
             return None;
         }
         if selector.labels.is_empty() {
@@ -172,7 +172,11 @@ impl Walk<'_> {
     }
 
     fn labels(&mut self, node: &Node, scope: &Scope, selector: &mut Selector) {
-        for item in self.one_or_list(node, "a label").unwrap_or_default() {
+        let items = self.one_or_list(node, "a label").unwrap_or_default();
+        if !self.bounded(items.len(), MAX_MATCHERS, "labels", node.span) {
+            return;
+        }
+        for item in items {
             let Some(Value::Static { r#static: text } | Value::Template { template: text, .. }) =
                 self.template(item, scope)
             else {
@@ -275,8 +279,8 @@ fn suggest_label(text: &str) -> Option<String> {
 
 /// A variable name for an expression: its last word in capitals, `event.payload.title` is `TITLE`.
 fn variable_for(expression: &str) -> String {
-    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-    let word = words.filter(|word| !word.is_empty()).next_back().unwrap_or("VALUE");
+    let mut words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let word = words.rfind(|word| !word.is_empty()).unwrap_or("VALUE");
     let name = word.to_ascii_uppercase();
     if name.starts_with(|c: char| c.is_ascii_digit()) { "VALUE".to_owned() } else { name }
 }

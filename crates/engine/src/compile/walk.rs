@@ -13,18 +13,26 @@ pub(super) struct Walk<'a> {
     pub(super) file: &'a str,
     pub(super) lines: &'a Lines<'a>,
     pub(super) diagnostics: Vec<Diagnostic>,
+    /// Errors, also those beyond what is kept.
+    pub(super) errors: usize,
+    /// Errors and warnings, also those beyond what is kept.
+    pub(super) found: usize,
     path: Vec<String>,
 }
 
+/// How many faults are kept: more than are shown, since they are sorted by place afterwards, and few enough that a hostile
+/// file costs neither memory nor time.
+const MAX_KEPT: usize = 20 * super::MAX_DIAGNOSTICS;
+
 /// A diagnostic under construction.
 pub(super) struct Fault<'w> {
-    diagnostics: &'w mut Vec<Diagnostic>,
-    at: usize,
+    diagnostic: Option<&'w mut Diagnostic>,
+    errors: &'w mut usize,
 }
 
 impl Fault<'_> {
-    fn edit(self, change: impl FnOnce(&mut Diagnostic)) -> Self {
-        if let Some(diagnostic) = self.diagnostics.get_mut(self.at) {
+    fn edit(mut self, change: impl FnOnce(&mut Diagnostic)) -> Self {
+        if let Some(diagnostic) = self.diagnostic.as_deref_mut() {
             change(diagnostic);
         }
         self
@@ -52,6 +60,7 @@ impl Fault<'_> {
     }
 
     pub(super) fn warning(self) -> Self {
+        *self.errors -= 1;
         self.edit(|diagnostic| diagnostic.severity = Severity::Warning)
     }
 }
@@ -70,7 +79,7 @@ impl<'n> Fields<'n> {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(file: &'a str, lines: &'a Lines<'a>) -> Self {
-        Self { file, lines, diagnostics: Vec::new(), path: Vec::new() }
+        Self { file, lines, diagnostics: Vec::new(), errors: 0, found: 0, path: Vec::new() }
     }
 
     /// Runs `work` with a key added to the path of the faults that it finds.
@@ -82,6 +91,11 @@ impl<'a> Walk<'a> {
     }
 
     pub(super) fn fault(&mut self, code: &str, span: Span, message: impl Into<String>) -> Fault<'_> {
+        self.found += 1;
+        self.errors += 1;
+        if self.full() {
+            return Fault { diagnostic: None, errors: &mut self.errors };
+        }
         self.diagnostics.push(Diagnostic {
             code: code.to_owned(),
             severity: Severity::Error,
@@ -97,8 +111,20 @@ impl<'a> Walk<'a> {
             help: None,
             fix: None,
         });
-        let at = self.diagnostics.len() - 1;
-        Fault { diagnostics: &mut self.diagnostics, at }
+        Fault { diagnostic: self.diagnostics.last_mut(), errors: &mut self.errors }
+    }
+
+    /// Whether enough faults are kept: then looking for what was meant is wasted.
+    pub(super) fn full(&self) -> bool {
+        self.diagnostics.len() >= MAX_KEPT
+    }
+
+    /// Refuses more than `most` of something, before any of it is read.
+    pub(super) fn bounded(&mut self, count: usize, most: usize, what: &str, span: Span) -> bool {
+        if count > most {
+            self.fault("K0704", span, format!("{count} {what}, at most {most} are allowed"));
+        }
+        count <= most
     }
 
     /// A fault of type: `expected a list, found integer 3`.
@@ -120,7 +146,7 @@ impl<'a> Walk<'a> {
                 });
                 continue;
             }
-            let suggestion = keys.suggest(key);
+            let suggestion = if self.full() { None } else { keys.suggest(key) };
             self.within(key, |walk| {
                 let message = format!("unknown key `{}` in {owner}", yaml::shorten(key));
                 walk.fault("K0102", entry.span, message).expected(keys.accepted.iter().copied()).replace(suggestion);

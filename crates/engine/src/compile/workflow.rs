@@ -146,6 +146,7 @@ impl Walk<'_> {
             if is_map && !(1..=MAX_JOBS).contains(&entries.len()) {
                 let message = format!("{} jobs, a workflow has 1 to {MAX_JOBS}", entries.len());
                 walk.fault("K0704", entry.value.span, message);
+                return Vec::new();
             }
             let place = Place { defaults, inputs, jobs: entries };
             let mut jobs = Vec::new();

@@ -28,6 +28,8 @@ impl Default for Limits {
 pub struct Document {
     /// Its content.
     pub root: Node,
+    /// Whether there are faults in it, though it could be read to its end.
+    pub faulty: bool,
 }
 
 /// What was read.
@@ -130,9 +132,10 @@ impl<'a> Builder<'a> {
             match self.next()?.0 {
                 Event::StreamEnd => return Ok(()),
                 Event::DocumentStart(_) => {
+                    let before = self.faults.len();
                     let event = self.next()?;
                     let root = self.node(event, 0)?.node;
-                    documents.push(Document { root });
+                    documents.push(Document { root, faulty: self.faults.len() > before });
                     self.anchors.clear();
                 }
                 _ => {}

@@ -4,6 +4,7 @@ use super::*;
 use crate::diagnostic::{render_long, render_short};
 
 mod accepted;
+mod docs;
 mod properties;
 mod refused;
 mod samples;

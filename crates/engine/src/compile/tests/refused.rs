@@ -117,3 +117,43 @@ fn line_ends_do_not_change_a_workflow() {
     let windows = unix.replace('\n', "\r\n");
     assert_eq!(only(unix), only(&windows));
 }
+
+#[test]
+fn a_syntax_fault_leaves_the_documents_before_it() {
+    let good = "on: push\njobs: {a: {runs_on: l, run: x}}\n";
+    assert_eq!(compile_file(FILE, &format!("{good}---\na: [\n")).workflows.len(), 1);
+    assert_eq!(compile_file(FILE, &format!("on: push\n{good}")).workflows, []);
+    assert_eq!(compile_file(FILE, &format!("a: 1\na: 2\n---\n{good}")).workflows.len(), 1);
+}
+
+/// Files as large as they may be, made to cost as much as they can. None may be accepted, all must end soon.
+#[test]
+fn large_hostile_files_are_refused_early() {
+    let fill = |head: &str, piece: &dyn Fn(usize) -> String| {
+        let mut source = head.to_owned();
+        let mut n = 0;
+        while source.len() < 500 * 1024 {
+            source.push_str(&piece(n));
+            n += 1;
+        }
+        source
+    };
+    let jobs = "on: push\njobs:\n  a:\n    runs_on: l\n    run: x\n";
+    let files = [
+        fill("", &|n| format!("key{n}: 1\n")),
+        fill("on: push\njobs:\n", &|n| format!("  j{n}: {{needs: k{n}}}\n")),
+        fill(&format!("{jobs}    needs:\n"), &|n| format!("    - aa{n}\n")),
+        fill(&format!("{jobs}    matrix:\n      x:\n"), &|n| format!("      - {n}\n")),
+        fill("jobs: {a: {runs_on: l, run: x}}\non:\n  push:\n    paths:\n", &|n| format!("    - a*{n}\n")),
+        fill("on: push\njobs:\n  a:\n    run: x\n    runs_on:\n", &|n| format!("    - a*{n}\n")),
+        fill("on: push\njobs:\n  a:\n    runs_on: l\n    steps:\n", &|n| format!("    - echo {n}\n")),
+        fill("jobs: {a: {runs_on: l, run: x}}\non:\n  manual:\n    inputs:\n", &|n| {
+            format!("      i{n}: {{pattern: 'a{n}'}}\n")
+        }),
+    ];
+    for source in files {
+        let compiled = compile_file(FILE, &source);
+        assert!(compiled.has_errors() && compiled.workflows.is_empty(), "{}", &source[..80]);
+        assert!(compiled.diagnostics.len() <= MAX_DIAGNOSTICS);
+    }
+}

@@ -1,0 +1,275 @@
+//! JSON Schema of workflow files, for editors: completion, descriptions and a first check while typing. The compiler is the
+//! judge; what it refuses and the schema lets pass is refused.
+
+use serde_json::{Value as Json, json};
+
+use crate::compile::keys::{self, KeySet};
+
+/// Where the published schema says it lives.
+const ID: &str = "https://kici.dev/schema/workflow.json";
+
+/// The schema of a file in `.kici/workflows/` (JSON Schema 2020-12).
+pub fn workflow_schema() -> Json {
+    let mut workflow = object(&keys::WORKFLOW, &["on", "jobs"], workflow_key);
+    if let Some(fields) = workflow.as_object_mut() {
+        fields.insert("patternProperties".to_owned(), json!({"^x-": true}));
+        fields.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
+        fields.insert("$id".to_owned(), json!(ID));
+        fields.insert("title".to_owned(), json!("KiCI workflow"));
+        fields.insert("$defs".to_owned(), definitions());
+    }
+    workflow
+}
+
+fn object(keys: &KeySet, required: &[&str], schema_of: impl Fn(&str) -> Json) -> Json {
+    let properties: serde_json::Map<String, Json> =
+        keys.accepted.iter().map(|key| ((*key).to_owned(), schema_of(key))).collect();
+    let mut schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    if !required.is_empty() {
+        schema["required"] = json!(required);
+    }
+    schema
+}
+
+fn reference(name: &str, description: &str) -> Json {
+    json!({"$ref": format!("#/$defs/{name}"), "description": description})
+}
+
+fn definitions() -> Json {
+    json!({
+        "scalar": {"type": ["string", "number", "boolean"]},
+        "template": {"type": ["string", "number", "boolean"], "description": "Text, may hold ${{ expression }}"},
+        "condition": {"type": ["string", "boolean"], "description": "A CEL expression without ${{ }}"},
+        "duration": {"type": "string", "pattern": "^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?$", "examples": ["90s", "30m", "1h30m"]},
+        "strings": {"anyOf": [{"$ref": "#/$defs/scalar"}, {"type": "array", "items": {"$ref": "#/$defs/scalar"}}]},
+        "env": {
+            "type": "object",
+            "propertyNames": {"pattern": "^(?!KICI_)[A-Za-z_][A-Za-z0-9_]*$"},
+            "additionalProperties": {"$ref": "#/$defs/template"},
+        },
+        "labels": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
+        "runs_on": {"anyOf": [{"$ref": "#/$defs/labels"}, object(&keys::RUNS_ON, &["labels"], |key| match key {
+            "labels" => reference("labels", "Labels that an agent must have, all of them"),
+            _ => reference("labels", "Labels that an agent must not have"),
+        })]},
+        "shell": {"anyOf": [
+            {"enum": ["bash", "sh", "pwsh", "python"]},
+            object(&keys::SHELL, &["command"], |_| {
+                json!({"type": "array", "items": {"type": "string"}, "description": "The words of a command; {0} is the script file"})
+            }),
+        ]},
+        "defaults": object(&keys::DEFAULTS, &[], defaults_key),
+        "on": on(),
+        "inputs": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$"},
+            "additionalProperties": {"anyOf": [{"type": "null"}, object(&keys::INPUT, &[], input_key)]},
+        },
+        "conditions": {"type": "object", "description": "JSONPath to a value, a list of values or /regex/"},
+        "job": object(&keys::JOB, &[], job_key),
+        "need": {"anyOf": [{"type": "string"}, object(&keys::NEED, &["job"], need_key)]},
+        "matrix": {"anyOf": [
+            {"type": "string", "pattern": "^\\$\\{\\{"},
+            {"type": "array", "items": {"$ref": "#/$defs/scalar"}},
+            {
+                "type": "object",
+                "properties": {
+                    "include": {"type": "array", "items": {"type": "object"}},
+                    "exclude": {"type": "array", "items": {"type": "object"}},
+                },
+                "additionalProperties": {"type": "array", "items": {"$ref": "#/$defs/scalar"}, "minItems": 1},
+            },
+        ]},
+        "step": {"anyOf": [{"type": "string"}, object(&keys::STEP, &["run"], step_key)]},
+    })
+}
+
+fn workflow_key(key: &str) -> Json {
+    match key {
+        "name" => json!({
+            "type": "string",
+            "pattern": "^[A-Za-z0-9][\\w .-]{0,99}$",
+            "description": "Unique in the repository; the file's name without extension if absent",
+        }),
+        "description" => json!({"type": "string", "description": "For people"}),
+        "run_name" => reference("template", "Title of a run"),
+        "on" => reference("on", "What starts the workflow"),
+        "if" => reference("condition", "False: no run"),
+        "env" => reference("env", "Environment of every step"),
+        "defaults" => reference("defaults", "For jobs and steps that lack the key"),
+        "timeout" => reference("duration", "Limit of the whole run"),
+        _ => json!({
+            "type": "object",
+            "description": "The jobs by name",
+            "propertyNames": {"pattern": "^[a-z0-9][a-z0-9_-]{0,63}$"},
+            "additionalProperties": {"$ref": "#/$defs/job"},
+            "minProperties": 1,
+            "maxProperties": 256,
+        }),
+    }
+}
+
+fn defaults_key(key: &str) -> Json {
+    match key {
+        "runs_on" => reference("runs_on", "Which agents may run the jobs"),
+        "shell" => reference("shell", "Runs the scripts"),
+        "working_directory" => reference("template", "Below the workspace"),
+        "timeout" => reference("duration", "Limit of each job and each step"),
+        _ => reference("env", "Environment of every job"),
+    }
+}
+
+fn on() -> Json {
+    let filters = |keys: &KeySet| {
+        let map = object(keys, &[], |key| match key {
+            "inputs" => reference("inputs", "Values that the person who starts a run may give"),
+            "match" | "not" => reference("conditions", "On the body of the call"),
+            "source" => json!({"type": "string", "description": "Name of a generic source"}),
+            _ => reference("strings", "Patterns; ! excludes, /…/ is a regular expression"),
+        });
+        json!({"anyOf": [{"type": "null"}, map, {"type": "array", "items": map, "minItems": 1}]})
+    };
+    let map = object(&keys::ON, &[], |key| {
+        let (set, description) = match key {
+            "push" => (&keys::PUSH, "A branch was pushed to"),
+            "pull_request" => (&keys::PULL_REQUEST, "A pull or merge request"),
+            "tag" => (&keys::TAG, "A tag was pushed"),
+            "manual" => (&keys::MANUAL, "A person starts it"),
+            _ => (&keys::HOOK, "A call to a generic source"),
+        };
+        let mut schema = filters(set);
+        schema["description"] = json!(description);
+        schema
+    });
+    let word = json!({"enum": ["push", "pull_request", "tag", "manual"]});
+    json!({"anyOf": [word, {"type": "array", "items": word, "minItems": 1}, map]})
+}
+
+fn input_key(key: &str) -> Json {
+    match key {
+        "type" => json!({"enum": ["string", "number", "integer", "boolean", "enum", "literal"], "default": "string"}),
+        "required" => json!({"type": "boolean", "description": "True if there is no default"}),
+        "values" => json!({"type": "array", "description": "What an enum allows"}),
+        "min" | "max" => json!({"type": "number", "description": "Of a number, or of the length of a string"}),
+        "pattern" => json!({"type": "string", "description": "Regular expression for the whole string"}),
+        "description" => json!({"type": "string"}),
+        _ => json!({"description": "Used when no value is given"}),
+    }
+}
+
+fn need_key(key: &str) -> Json {
+    match key {
+        "job" => json!({"type": "string", "description": "Name of a job"}),
+        _ => json!({
+            "description": "When its end lets this job run",
+            "anyOf": [
+                {"enum": ["on-success", "always", "on-skip", "on-failure"]},
+                {"type": "array", "items": {"enum": statuses()}, "minItems": 1},
+            ],
+        }),
+    }
+}
+
+fn statuses() -> Vec<String> {
+    crate::state::JobStatus::terminal().map(|status| status.to_string()).collect()
+}
+
+fn job_key(key: &str) -> Json {
+    match key {
+        "name" => reference("template", "What people see instead of the key"),
+        "description" => json!({"type": "string", "description": "For people"}),
+        "needs" => json!({
+            "description": "The jobs that must end first",
+            "anyOf": [{"$ref": "#/$defs/need"}, {"type": "array", "items": {"$ref": "#/$defs/need"}}],
+        }),
+        "if" => reference("condition", "Asked when the needs are met; false: skipped"),
+        "runs_on" => reference("runs_on", "Which agents may run the job"),
+        "matrix" => reference("matrix", "Runs the job once per combination"),
+        "max_parallel" => json!({"type": "integer", "minimum": 1, "maximum": 256, "description": "Variants at once"}),
+        "fail_fast" => json!({"type": "boolean", "description": "The first failing variant ends the others"}),
+        "env" => reference("env", "Environment of its steps"),
+        "outputs" => json!({
+            "type": "object",
+            "description": "Results for the jobs that need this one",
+            "additionalProperties": {"$ref": "#/$defs/template"},
+        }),
+        "timeout" => reference("duration", "Limit from the start of the checkout"),
+        "grace_period" => reference("duration", "From TERM to KILL on cancel"),
+        "checkout" => json!({
+            "description": "Whether and how the commit is checked out",
+            "anyOf": [{"type": "boolean"}, object(&keys::CHECKOUT, &[], |_| {
+                json!({"type": "integer", "minimum": 0, "description": "Commits of history; 0 is all"})
+            })],
+        }),
+        "run" => json!({"type": "string", "description": "One script, instead of steps"}),
+        _ => json!({
+            "type": "array",
+            "description": "Run in order",
+            "items": {"$ref": "#/$defs/step"},
+            "minItems": 1,
+            "maxItems": 256,
+        }),
+    }
+}
+
+fn step_key(key: &str) -> Json {
+    match key {
+        "id" => {
+            json!({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]{0,63}$", "description": "Names its outputs"})
+        }
+        "name" => reference("template", "For people"),
+        "run" => json!({"type": ["string", "boolean", "number"], "description": "The script; no ${{ }} in it"}),
+        "shell" => reference("shell", "Runs the script"),
+        "env" => reference("env", "Environment of this step"),
+        "if" => reference("condition", "False: skipped; success() is implied"),
+        "working_directory" => reference("template", "Below the workspace"),
+        "timeout" => reference("duration", "Limit of this step"),
+        _ => json!({"type": "boolean", "description": "Its failure does not fail the job"}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every `$ref` has its definition, and every key says what it is.
+    fn walk(node: &Json, schema: &Json) {
+        match node {
+            Json::Object(fields) => {
+                if let Some(target) = fields.get("$ref").and_then(Json::as_str) {
+                    assert!(schema.pointer(target.trim_start_matches('#')).is_some(), "{target}");
+                }
+                fields.values().for_each(|field| walk(field, schema));
+            }
+            Json::Array(items) => items.iter().for_each(|item| walk(item, schema)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn references_resolve() {
+        let schema = workflow_schema();
+        walk(&schema, &schema);
+    }
+
+    #[test]
+    fn keys_are_those_of_the_compiler() {
+        let schema = workflow_schema();
+        let cases = [
+            ("/properties", &keys::WORKFLOW),
+            ("/$defs/job/properties", &keys::JOB),
+            ("/$defs/step/anyOf/1/properties", &keys::STEP),
+            ("/$defs/defaults/properties", &keys::DEFAULTS),
+            ("/$defs/on/anyOf/2/properties", &keys::ON),
+        ];
+        for (pointer, set) in cases {
+            let found: Vec<&String> = schema.pointer(pointer).unwrap().as_object().unwrap().keys().collect();
+            assert_eq!(found, set.accepted, "{pointer}");
+        }
+    }
+
+    #[test]
+    fn is_stable() {
+        insta::assert_json_snapshot!(workflow_schema());
+    }
+}
