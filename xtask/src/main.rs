@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's own automation.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod ci;
 mod dev;
 mod generated;
@@ -36,6 +37,8 @@ enum Task {
     },
     /// Rules that the compiler does not check: licences, crate arrows, migrations, sizes, documentation
     Tidy,
+    /// Measures speed and size of release builds on both databases
+    Bench(bench::Options),
     /// Writes the generated files anew
     Gen,
 }
@@ -57,6 +60,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Ci => ci::run(&workspace)?,
         Task::Test { arguments } => test::run(&workspace, &arguments)?,
         Task::Tidy => tidy::run(&workspace)?,
+        Task::Bench(options) => bench::run(&workspace, &options)?,
         Task::Gen => generated::write(&workspace)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -29,29 +29,27 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts `binary` with `variables` as its only `KICI_*` variables. What it prints goes to `<data>/<name>.log`.
-    pub(crate) fn start(name: &'static str, binary: &Path, data: &Path, variables: &[(&str, String)]) -> Result<Self> {
+    /// Starts a program. What it prints goes to `<data>/<name>.log`.
+    pub(crate) fn start(name: &'static str, mut command: Command, data: &Path) -> Result<Self> {
         let log = data.join(format!("{name}.log"));
         let output = File::create(&log).with_context(|| log.display().to_string())?;
-        let mut command = Command::new(binary);
-        for (key, _) in std::env::vars_os() {
-            if key.to_string_lossy().starts_with("KICI_") {
-                command.env_remove(key);
-            }
-        }
         command
-            .envs(variables.iter().map(|(key, value)| (*key, value)))
             .current_dir(data)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
             .process_group(0)
             .kill_on_drop(true);
-        let child = command.spawn().with_context(|| format!("{} does not start", binary.display()))?;
+        let child = command.spawn().with_context(|| format!("{name} does not start"))?;
         let id = child.id().context("the program ended at once")?;
         let pid_file = data.join(format!("{name}.pid"));
         fs::write(&pid_file, id.to_string())?;
         Ok(Self { name, child, group: Pid::from_raw(id.cast_signed()), log, pid_file })
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.group.as_raw()
     }
 
     /// Waits until the program ends by itself, which it should not, and says what it said last.
@@ -105,6 +103,18 @@ impl Drop for Program {
         // Only reached by a way out that did not stop it, a second Ctrl-C or a panic; there is nobody to tell.
         let _ = signal(self.group, Signal::SIGKILL);
     }
+}
+
+/// One of our programs with `variables` as its only `KICI_*` variables: what stands in this shell is not meant for it.
+pub(crate) fn kici(binary: &Path, variables: &[(&str, String)]) -> Command {
+    let mut command = Command::new(binary);
+    for (key, _) in std::env::vars_os() {
+        if key.to_string_lossy().starts_with("KICI_") {
+            command.env_remove(key);
+        }
+    }
+    command.envs(variables.iter().map(|(key, value)| (*key, value)));
+    command
 }
 
 /// Ends programs that a killed `xtask dev` left in this data directory. The caller holds the directory's lock, so
@@ -178,7 +188,7 @@ mod tests {
     async fn an_early_end_shows_the_log() {
         let data = tempfile::tempdir().unwrap();
         let binary = script(data.path(), "echo \"x=$KICI_X\"; exit 3");
-        let mut program = Program::start("test", &binary, data.path(), &[("KICI_X", "1".into())]).unwrap();
+        let mut program = Program::start("test", kici(&binary, &[("KICI_X", "1".into())]), data.path()).unwrap();
         let error = program.ended().await.to_string();
         assert!(error.contains("exit status: 3") && error.ends_with("x=1"), "{error}");
         program.stop().await.unwrap();
@@ -190,7 +200,7 @@ mod tests {
         let fifo = data.path().join("alive");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let binary = script(data.path(), "exec 3>alive; trap '' TERM; sleep 600 & echo up >&3; wait");
-        let mut program = Program::start("test", &binary, data.path(), &[]).unwrap();
+        let mut program = Program::start("test", kici(&binary, &[]), data.path()).unwrap();
         let mut alive = tokio::fs::File::open(&fifo).await.unwrap();
         alive.read_exact(&mut [0; 3]).await.unwrap();
         assert_eq!(program.stop_within(Duration::from_millis(50)).await.unwrap(), None);

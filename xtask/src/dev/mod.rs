@@ -1,14 +1,14 @@
 //! `cargo xtask dev`: from a checkout to a running CI. Starts an orchestrator and an agent, runs the workflows of a
 //! repository at its head, shows the logs live, and runs again after each commit or push.
 
-mod children;
+pub(crate) mod children;
 mod hook;
 mod labels;
-mod repo;
-mod report;
+pub(crate) mod repo;
+pub(crate) mod report;
 mod screen;
-mod server;
-mod stack;
+pub(crate) mod server;
+pub(crate) mod stack;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

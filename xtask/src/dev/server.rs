@@ -177,6 +177,15 @@ impl Server {
         Ok(())
     }
 
+    /// Waits until a run has ended.
+    pub(crate) async fn ended(&self, run: RunId) -> Result<RunDetail> {
+        let mut events = self.client.follow(run, FollowRequest { follow: true, ..FollowRequest::default() });
+        while let Some(event) = events.next().await {
+            event.with_context(|| format!("the end of {run}"))?;
+        }
+        self.run(run).await
+    }
+
     /// A run with its jobs.
     pub(crate) async fn run(&self, run: RunId) -> Result<RunDetail> {
         Ok(self.client.run(run).await?)

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use xshell::cmd;
 
-use super::children::{self, Program};
+use super::children::{self, Program, kici};
 use super::server::Server;
 use crate::workspace::Workspace;
 
@@ -114,7 +114,8 @@ impl Stack {
             ("KICI_SOURCES_LOCAL_PATHS", local_path.display().to_string()),
             ("KICI_STARTUP_BACKOFF_MS", "0".into()),
         ];
-        let mut orchestrator = Program::start("orchestrator", &binaries.join("kici-orchestrator"), &data, &variables)?;
+        let mut orchestrator =
+            Program::start("orchestrator", kici(&binaries.join("kici-orchestrator"), &variables), &data)?;
         let server = tokio::select! {
             server = Server::connect(address, &data) => server?,
             error = orchestrator.ended() => return Err(error),
@@ -153,7 +154,7 @@ impl Stack {
                 variables.push((variable, home.join(folder).display().to_string()));
             }
         }
-        self.agent = Some(Program::start("agent", &self.binaries.join("kici-agent"), &self.data, &variables)?);
+        self.agent = Some(Program::start("agent", kici(&self.binaries.join("kici-agent"), &variables), &self.data)?);
         Ok(true)
     }
 

@@ -1,0 +1,241 @@
+//! `event`.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use clap::Subcommand;
+use kici_api::client::Client;
+use kici_api::dto::events::{DeliveryFilter, DeliveryView, Discard, Explanation};
+use kici_engine::ids::DeliveryRowId;
+use kici_engine::trigger::{Outcome, WorkflowDecision};
+
+use super::{Context, pages};
+use crate::args::Paging;
+use crate::exit::Failure;
+use crate::output::{Column, Output, fields, optional, printable, status, text};
+
+/// The event log and the dead letters.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// List deliveries, newest first
+    List {
+        /// Only this status
+        #[arg(long)]
+        status: Option<String>,
+        /// Only this source
+        #[arg(long)]
+        source: Option<String>,
+        /// Only this event
+        #[arg(long)]
+        event: Option<String>,
+        /// Only this repository
+        #[arg(long)]
+        repo: Option<String>,
+        /// Only deliveries whose sender's id holds this text
+        #[arg(long)]
+        delivery_id: Option<String>,
+        /// Received since: RFC 3339, or an age such as 2h or 7d
+        #[arg(long)]
+        from: Option<String>,
+        /// Received before: RFC 3339, or an age
+        #[arg(long)]
+        to: Option<String>,
+        #[command(flatten)]
+        paging: Paging,
+    },
+    /// Show a delivery
+    Show {
+        /// Its id
+        id: DeliveryRowId,
+        /// Print its body as it was received, nothing else
+        #[arg(long)]
+        payload: bool,
+    },
+    /// Say why a delivery started what it started
+    Explain {
+        /// Its id
+        id: DeliveryRowId,
+    },
+    /// Work on a delivery again, as a new one
+    Redeliver {
+        /// Its id
+        id: DeliveryRowId,
+    },
+    /// Deliveries that were given up
+    #[command(subcommand)]
+    Dlq(Dlq),
+}
+
+/// The dead letters.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Dlq {
+    /// List them, newest first
+    List {
+        #[command(flatten)]
+        paging: Paging,
+    },
+    /// Count them
+    Count,
+    /// Try one again
+    Retry {
+        /// Its id
+        id: DeliveryRowId,
+    },
+    /// Give one up
+    Discard {
+        /// Its id
+        id: DeliveryRowId,
+        /// Why; kept with it
+        #[arg(long)]
+        reason: String,
+    },
+}
+
+/// Runs the command.
+pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
+    let (client, out) = (context.client()?, &context.out);
+    match verb {
+        Verb::List { status, source, event, repo, delivery_id, from, to, paging } => {
+            let from = from.as_deref().map(|text| out.instant(text)).transpose()?;
+            let to = to.as_deref().map(|text| out.instant(text)).transpose()?;
+            let filter = DeliveryFilter { status, source, event, repo, delivery_id, from, to };
+            let page = pages(&paging, |page| {
+                let (client, filter) = (&client, &filter);
+                async move { client.deliveries(filter, &page).await }
+            });
+            out.page(&page.await?, "no deliveries", &columns(out))?;
+        }
+        Verb::Show { id, payload: true } => {
+            let body = client.delivery_payload(id).await?;
+            std::io::stdout().write_all(&body)?;
+        }
+        Verb::Show { id, payload: false } => {
+            let delivery = client.delivery(id).await?;
+            out.document(&delivery, |out| show(out, &delivery))?;
+        }
+        Verb::Explain { id } => {
+            let explanation = client.explain_delivery(id).await?;
+            out.document(&explanation, |out| explain(out, &explanation))?;
+        }
+        Verb::Redeliver { id } => {
+            let accepted = client.redeliver(id).await?;
+            out.document(&accepted, |_| accepted.delivery_id.to_string())?;
+        }
+        Verb::Dlq(dlq) => dead_letters(out, &client, dlq).await?,
+    }
+    Ok(0)
+}
+
+async fn dead_letters(out: &Output, client: &Client, dlq: Dlq) -> Result<(), Failure> {
+    match dlq {
+        Dlq::List { paging } => {
+            let page = pages(&paging, |page| async move { client.dead_letters(&page).await }).await?;
+            out.page(&page, "no dead letters", &columns(out))
+        }
+        Dlq::Count => {
+            let count = client.dead_letter_count().await?;
+            out.document(&count, |_| count.count.to_string())
+        }
+        Dlq::Retry { id } => {
+            let accepted = client.retry_dead_letter(id).await?;
+            out.document(&accepted, |_| accepted.delivery_id.to_string())
+        }
+        Dlq::Discard { id, reason } => {
+            out.confirm(&format!("Delivery {id} will never start a run."))?;
+            client.discard_dead_letter(id, &Discard { reason }).await?;
+            out.say(format!("{id} discarded"));
+            Ok(())
+        }
+    }
+}
+
+fn columns(out: &Output) -> Vec<Column<'_, DeliveryView>> {
+    vec![
+        ("DELIVERY", Box::new(|d| text(d.id))),
+        ("STATUS", Box::new(|d| status(&d.status))),
+        ("SOURCE", Box::new(|d| text(&d.source))),
+        ("EVENT", Box::new(|d| text(event_name(d)))),
+        ("REPOSITORY", Box::new(|d| optional(d.repo.as_ref()))),
+        ("MATCHED", Box::new(|d| text(d.matched_count))),
+        ("RECEIVED", Box::new(|d| text(out.time(Some(d.received_at))))),
+        ("NOTE", Box::new(|d| text(d.error.as_deref().or(d.note.as_deref()).unwrap_or_default()))),
+    ]
+}
+
+fn event_name(delivery: &DeliveryView) -> String {
+    match &delivery.action {
+        Some(action) => format!("{}.{action}", delivery.event),
+        None => delivery.event.clone(),
+    }
+}
+
+fn show(out: &Output, delivery: &DeliveryView) -> String {
+    let time = |at: Option<_>| at.map(|at| out.time(Some(at))).unwrap_or_default();
+    fields(&[
+        ("delivery", delivery.id.to_string()),
+        ("sender's id", delivery.delivery_id.clone()),
+        ("status", delivery.status.clone()),
+        ("source", format!("{} ({}, {})", delivery.source, delivery.provider, delivery.channel)),
+        ("event", event_name(delivery)),
+        ("repository", delivery.repo.clone().unwrap_or_default()),
+        ("ref", delivery.git_ref.clone().unwrap_or_default()),
+        ("commit", delivery.sha.clone().unwrap_or_default()),
+        ("matched", delivery.matched_count.to_string()),
+        ("first run", delivery.first_run_id.map(|id| id.to_string()).unwrap_or_default()),
+        ("error", delivery.error.clone().unwrap_or_default()),
+        ("note", delivery.note.clone().unwrap_or_default()),
+        ("attempts", delivery.attempts.to_string()),
+        ("next attempt", time(delivery.next_attempt_at)),
+        ("body", format!("{} bytes, sha256 {}", delivery.payload_bytes, delivery.payload_sha256)),
+        ("body left out", delivery.payload_omitted.clone().unwrap_or_default()),
+        ("received", time(Some(delivery.received_at))),
+        ("finished", time(delivery.finished_at)),
+    ])
+}
+
+fn explain(out: &Output, explanation: &Explanation) -> String {
+    let mut people = show(out, &explanation.delivery);
+    let decisions = explanation.trace.as_ref().and_then(|trace| {
+        let workflows = trace.get("workflows").unwrap_or(trace);
+        serde_json::from_value::<Vec<WorkflowDecision>>(workflows.clone()).ok()
+    });
+    match (decisions, &explanation.trace) {
+        (Some(decisions), _) => {
+            for decision in &decisions {
+                people.push('\n');
+                people.push_str(&decision_lines(decision));
+            }
+        }
+        // A trace of another version is shown as it is.
+        (None, Some(trace)) => people.push_str(&format!("\n{trace:#}\n")),
+        (None, None) => people.push_str("\nno decision trace: it is no longer kept, or matching was not reached\n"),
+    }
+    for run in &explanation.runs {
+        // Writing to a string does not fail.
+        _ = write!(people, "\nstarted {} of {}: {}", run.run_id, printable(&run.workflow), run.status);
+    }
+    people
+}
+
+fn decision_lines(decision: &WorkflowDecision) -> String {
+    let verdict = match &decision.outcome {
+        Outcome::Matched { trigger, kind, note } => {
+            let note = note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+            format!("runs: trigger {trigger} ({kind}) matched{note}")
+        }
+        Outcome::NotMatched => "does not run: no trigger matched".to_owned(),
+        Outcome::NeedsFiles => "undecided: the changed files are not known".to_owned(),
+    };
+    let mut lines = format!("{} {}\n", printable(&decision.workflow), printable(&verdict));
+    for trigger in &decision.triggers {
+        // Writing to a string does not fail.
+        _ = writeln!(lines, "  trigger {} ({})", trigger.trigger, trigger.kind);
+        for check in &trigger.checks {
+            let mark = if check.passed { "ok " } else { "NO " };
+            let note = check.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+            let line = format!("{}: wants {}, is {}{note}", check.check, check.expected, check.actual);
+            _ = writeln!(lines, "    {mark} {}", printable(&line));
+        }
+    }
+    lines
+}

@@ -1,0 +1,224 @@
+//! The measurements of one orchestrator.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt, stream};
+use kici_engine::time::Ts;
+use kici_protocol::SESSION_ID_HEADER;
+use kici_protocol::agent::log_chunk::Chunk;
+use kici_protocol::agent::{LogChunk, LogData, LogOpen, LogSeal, StepKey};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
+
+use super::agent::{Agent, Seen};
+use super::node::{Node, Work, resident};
+use super::stats::Samples;
+use crate::dev::children::Program;
+
+/// How much is done: a quick run shows that it works, a full one gives figures.
+#[derive(Clone, Copy)]
+pub(crate) struct Effort {
+    pub(crate) quick: bool,
+}
+
+impl Effort {
+    fn of(self, full: usize) -> usize {
+        if self.quick { full.div_ceil(20) } else { full }
+    }
+}
+
+/// A figure and its unit is in the name of the row.
+pub(crate) type Figures = Vec<(&'static str, f64)>;
+
+/// Simulated agents of the throughput measurement.
+const AGENTS: usize = 50;
+/// Webhooks that are under way at once there.
+const SENDERS: usize = 16;
+/// A line of a log, and lines of a chunk.
+const LINE: &str = "1764450000000000 o the quick brown fox jumps over the lazy dog and runs through the whole build\n";
+const LINES_PER_CHUNK: usize = 640;
+
+/// Webhooks at 50/s, each answered after it is durable.
+pub(crate) async fn accept(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
+    let mut calls = JoinSet::new();
+    let mut tick = tokio::time::interval(Duration::from_millis(20));
+    for _ in 0..effort.of(1_000) {
+        tick.tick().await;
+        let node = node.clone();
+        calls.spawn(async move {
+            let start = Instant::now();
+            node.push(Work::Nothing).await.map(|_| start.elapsed())
+        });
+    }
+    let mut samples = Samples::default();
+    while let Some(took) = calls.join_next().await {
+        samples.add(took??);
+    }
+    Ok(vec![("accept_p50_ms", samples.percentile(50)), ("accept_p99_ms", samples.percentile(99))])
+}
+
+/// From the sending of a webhook to the offer at a simulated agent.
+pub(crate) async fn offer(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
+    let (mut agents, mut seen) = simulated(node, 1).await?;
+    let mut samples = Samples::default();
+    for _ in 0..effort.of(500) {
+        let start = Instant::now();
+        node.push(Work::One).await?;
+        while let Seen::Offered(at) = next(&mut agents, &mut seen).await? {
+            samples.add(at - start);
+        }
+    }
+    Ok(vec![("offer_p50_ms", samples.percentile(50)), ("offer_p99_ms", samples.percentile(99))])
+}
+
+/// Jobs that 50 simulated agents are given and bring to a durable end, from the first webhook to the last end.
+pub(crate) async fn throughput(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
+    let (mut agents, mut seen) = simulated(node, AGENTS).await?;
+    let pushes = effort.of(300);
+    let start = Instant::now();
+    let mut senders = JoinSet::new();
+    let sender = node.clone();
+    senders.spawn(async move {
+        let calls = stream::iter(0..pushes).map(|_| sender.push(Work::Many)).buffer_unordered(SENDERS);
+        calls.try_for_each(|_| async { Ok(()) }).await
+    });
+    let mut left = pushes * Work::MANY_JOBS;
+    while left > 0 {
+        if matches!(next(&mut agents, &mut seen).await?, Seen::Done) {
+            left -= 1;
+        }
+    }
+    let jobs = (pushes * Work::MANY_JOBS) as f64;
+    senders.join_next().await.context("the sender is gone")???;
+    Ok(vec![("jobs_per_s", jobs / start.elapsed().as_secs_f64())])
+}
+
+/// The real agent: from a webhook to the first instruction of a step, and to the end of a job with a checkout.
+pub(crate) async fn real(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
+    let agent = node.agent().await?;
+    let mut first = Samples::default();
+    let mut whole = Samples::default();
+    for round in 0..effort.of(220) {
+        let (received, detail) = end_to_end(node, Work::FirstInstruction).await?;
+        let at = detail.jobs.first().and_then(|job| job.outputs.get("at")).context("the step said no time")?;
+        let (seconds, micros) = at.split_once('.').context("the step said something else than a time")?;
+        let at = Ts::from_micros(seconds.parse::<i64>()? * 1_000_000 + micros.parse::<i64>()?);
+        let (received_too, trivial) = end_to_end(node, Work::Trivial).await?;
+        // The first rounds start the agent and fill caches.
+        if round >= effort.of(20) {
+            first.add(at.since(received));
+            whole.add(trivial.run.finished_at.context("the run has no end")?.since(received_too));
+        }
+    }
+    let idle = idle(&agent).await?;
+    agent.stop().await?;
+    Ok(vec![
+        ("first_instruction_p50_ms", first.percentile(50)),
+        ("first_instruction_p99_ms", first.percentile(99)),
+        ("trivial_job_p50_ms", whole.percentile(50)),
+        ("trivial_job_p99_ms", whole.percentile(99)),
+        ("agent_resident_mib", idle),
+    ])
+}
+
+async fn end_to_end(node: &Node, work: Work) -> Result<(Ts, kici_api::dto::runs::RunDetail)> {
+    let delivery = node.push(work).await?;
+    let decided = node.server.decided(delivery).await?;
+    let run = decided.runs.first().with_context(|| format!("nothing ran: {:?}", decided.delivery))?.run_id;
+    let detail = node.server.ended(run).await?;
+    anyhow::ensure!(crate::dev::report::all_succeeded(std::slice::from_ref(&detail)), "a run failed: {detail:?}");
+    Ok((decided.delivery.received_at, detail))
+}
+
+/// Log lines of one step through `StreamLogs`, until all are durable.
+pub(crate) async fn logs(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
+    let mut agent = Agent::register(&node.server.url(), &node.agent_token().await?, "logger".into()).await?;
+    node.push(Work::One).await?;
+    let job = agent.start_one().await?;
+    let step = StepKey { kind: "step".into(), owner_index: 0, ordinal: 0 };
+    agent.step(job.clone(), step.clone(), "running", (0, 0)).await?;
+    let (chunks, outgoing) = mpsc::channel(64);
+    let mut request = Request::new(ReceiverStream::new(outgoing));
+    request.metadata_mut().insert("authorization", agent.token.clone());
+    request.metadata_mut().insert(SESSION_ID_HEADER, agent.session.parse()?);
+    chunks.send(LogChunk { chunk: Some(Chunk::Open(LogOpen { job: job.clone() })) }).await?;
+    let mut acks = agent.gateway.clone().stream_logs(request).await?.into_inner();
+
+    let data = LINE.repeat(LINES_PER_CHUNK).into_bytes();
+    let count = effort.of(3_000);
+    let (lines, total) = ((count * LINES_PER_CHUNK) as u64, (count * data.len()) as u64);
+    let start = Instant::now();
+    let mut sender = JoinSet::new();
+    sender.spawn(async move {
+        for number in 0..count {
+            let offset = (number * data.len()) as u64;
+            let chunk = LogData { step: Some(step.clone()), offset, data: data.clone().into() };
+            chunks.send(LogChunk { chunk: Some(Chunk::Data(chunk)) }).await?;
+        }
+        let seal = LogSeal { step: Some(step.clone()), offset: total, lines, ..LogSeal::default() };
+        chunks.send(LogChunk { chunk: Some(Chunk::Seal(seal)) }).await?;
+        anyhow::Ok((chunks, step))
+    });
+    let mut durable = None;
+    while let Some(ack) = acks.message().await? {
+        if ack.durable_offset >= total && durable.is_none() {
+            durable = Some(start.elapsed());
+        }
+        if ack.sealed {
+            break;
+        }
+    }
+    let (_chunks, step) = sender.join_next().await.context("the sender is gone")???;
+    agent.step(job.clone(), step, "success", (total, lines)).await?;
+    agent.succeed(job, total).await?;
+    agent.settled().await?;
+    let took = durable.context("not every line was acknowledged")?;
+    Ok(vec![("log_lines_per_s", lines as f64 / took.as_secs_f64())])
+}
+
+/// Memory when nothing happens, and the time of a start on the database that all this left.
+pub(crate) async fn process(node: &mut Node, effort: Effort) -> Result<Figures> {
+    let mut starts = Samples::default();
+    for _ in 0..effort.of(20) {
+        starts.add(node.restart().await?);
+    }
+    tokio::time::sleep(SETTLE).await;
+    Ok(vec![("start_p50_ms", starts.percentile(50)), ("orchestrator_resident_mib", node.resident()?)])
+}
+
+/// How long a process is left alone before its memory is looked at.
+const SETTLE: Duration = Duration::from_secs(3);
+
+async fn idle(program: &Program) -> Result<f64> {
+    tokio::time::sleep(SETTLE).await;
+    resident(program)
+}
+
+/// Registered agents at work, and what they see.
+async fn simulated(node: &Node, count: usize) -> Result<(JoinSet<Result<()>>, mpsc::Receiver<Seen>)> {
+    let token = node.agent_token().await?;
+    let (sender, seen) = mpsc::channel(1_024);
+    let mut agents = JoinSet::new();
+    for number in 0..count {
+        let mut agent = Agent::register(&node.server.url(), &token, format!("simulated-{number}")).await?;
+        let sender = sender.clone();
+        agents.spawn(async move { agent.work(&sender).await });
+    }
+    Ok((agents, seen))
+}
+
+/// What an agent sees next; an agent that ends ends the measurement.
+async fn next(agents: &mut JoinSet<Result<()>>, seen: &mut mpsc::Receiver<Seen>) -> Result<Seen> {
+    tokio::select! {
+        seen = seen.recv() => seen.context("all agents are gone"),
+        ended = agents.join_next() => {
+            ended.context("there are no agents")???;
+            anyhow::bail!("a simulated agent was sent away")
+        }
+    }
+}

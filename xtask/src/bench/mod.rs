@@ -1,0 +1,161 @@
+//! `cargo xtask bench`: what the promises of speed and size are worth on this machine. Release builds, real sockets,
+//! durability on; the load comes from the same machine.
+
+mod agent;
+mod compile;
+mod measure;
+mod node;
+mod postgres;
+mod stats;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Args, ValueEnum};
+use comfy_table::Table;
+use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use serde_json::json;
+use xshell::cmd;
+
+use self::measure::{Effort, Figures};
+use self::node::Node;
+use self::postgres::Postgres;
+use crate::dev::{server, stack};
+use crate::workspace::Workspace;
+
+/// A row of the result: the key, what it is, and the goal with its direction.
+const ROWS: [(&str, &str, &str); 15] = [
+    ("accept_p50_ms", "webhook accepted at 50/s, p50 (ms)", "<= 5"),
+    ("accept_p99_ms", "webhook accepted at 50/s, p99 (ms)", "<= 25"),
+    ("offer_p50_ms", "webhook to offer at the agent, p50 (ms)", ""),
+    ("offer_p99_ms", "webhook to offer at the agent, p99 (ms)", ""),
+    ("first_instruction_p50_ms", "webhook to first instruction, p50 (ms)", "<= 8"),
+    ("first_instruction_p99_ms", "webhook to first instruction, p99 (ms)", "<= 30"),
+    ("trivial_job_p50_ms", "trivial job with checkout, p50 (ms)", "<= 50"),
+    ("trivial_job_p99_ms", "trivial job with checkout, p99 (ms)", ""),
+    ("jobs_per_s", "jobs done, 50 simulated agents (1/s)", ">= 300"),
+    ("log_lines_per_s", "log lines durable (1/s)", ">= 200000"),
+    ("orchestrator_resident_mib", "orchestrator resident, idle (MiB)", "<= 40"),
+    ("agent_resident_mib", "agent resident, idle (MiB)", "<= 15"),
+    ("start_p50_ms", "start to ready, p50 (ms)", "<= 200"),
+    ("compile_p50_ms", "compile a file of 200 lines, p50 (ms)", "<= 2"),
+    ("compile_lines", "lines of that file", ""),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Backend {
+    Sqlite,
+    Postgres,
+}
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Measure one database only
+    #[arg(long, value_name = "DATABASE")]
+    only: Option<Backend>,
+    /// A twentieth of the work: shows that everything works, the figures mean little
+    #[arg(long)]
+    quick: bool,
+    /// Where the figures are written as JSON
+    #[arg(long, value_name = "FILE", default_value = "target/bench.json")]
+    output: PathBuf,
+}
+
+pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    if cfg!(debug_assertions) {
+        // The load and the compiler are measured too, so this program must be a release build itself.
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        return Ok(cmd!(workspace.shell, "cargo run --quiet --release --package xtask -- {arguments...}")
+            .quiet()
+            .run()?);
+    }
+    let binaries = stack::build(workspace, true)?;
+    server::install_crypto();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let effort = Effort { quick: options.quick };
+    let mut results = BTreeMap::new();
+    for backend in [Backend::Sqlite, Backend::Postgres] {
+        if options.only.is_none_or(|only| only == backend) {
+            results.insert(backend, runtime.block_on(measure(&binaries, backend, effort))?);
+        }
+    }
+    println!("{}", table(&results));
+    let document = document(workspace, &results)?;
+    let output = workspace.root.join(&options.output);
+    workspace.shell.write_file(&output, format!("{document:#}\n"))?;
+    println!("written to {}", output.display());
+    Ok(())
+}
+
+async fn measure(binaries: &std::path::Path, backend: Backend, effort: Effort) -> Result<Figures> {
+    let postgres = match backend {
+        Backend::Sqlite => None,
+        Backend::Postgres => Some(Postgres::start().await?),
+    };
+    let node = Arc::new(Node::start(binaries, postgres).await?);
+    let mut figures = compile::measure(effort)?;
+    eprintln!("webhooks");
+    figures.extend(measure::accept(&node, effort).await.context("webhooks")?);
+    eprintln!("offers");
+    figures.extend(measure::offer(&node, effort).await.context("offers")?);
+    eprintln!("real agent");
+    figures.extend(measure::real(&node, effort).await.context("real agent")?);
+    eprintln!("throughput");
+    figures.extend(measure::throughput(&node, effort).await.context("throughput")?);
+    eprintln!("logs");
+    figures.extend(measure::logs(&node, effort).await.context("logs")?);
+    eprintln!("process");
+    let mut node = Arc::into_inner(node).ok_or_else(|| anyhow!("a call is still under way"))?;
+    figures.extend(measure::process(&mut node, effort).await.context("process")?);
+    node.stop().await?;
+    Ok(figures)
+}
+
+fn table(results: &BTreeMap<Backend, Figures>) -> Table {
+    let mut table = Table::new();
+    let mut header = vec!["what".to_owned(), "goal".to_owned()];
+    header.extend(results.keys().map(|backend| name(*backend).to_owned()));
+    table.load_style(UTF8_HORIZONTAL_ONLY).set_header(header);
+    for (key, what, goal) in ROWS {
+        let mut row = vec![what.to_owned(), goal.to_owned()];
+        row.extend(results.values().map(|figures| figure(figures, key).map_or_else(|| "-".into(), show)));
+        table.add_row(row);
+    }
+    table
+}
+
+fn document(workspace: &Workspace, results: &BTreeMap<Backend, Figures>) -> Result<serde_json::Value> {
+    let commit = cmd!(workspace.shell, "git rev-parse HEAD").quiet().read()?;
+    let cpus = std::thread::available_parallelism()?;
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let rows = ROWS.map(|(key, what, goal)| {
+        let values: serde_json::Map<_, _> = results
+            .iter()
+            .filter_map(|(backend, figures)| Some((name(*backend).to_owned(), figure(figures, key)?.into())))
+            .collect();
+        json!({ "key": key, "what": what, "goal": goal, "values": values })
+    });
+    Ok(json!({
+        "commit": commit,
+        "machine": { "cpus": cpus, "model": model.map(|(_, model)| model) },
+        "results": rows,
+    }))
+}
+
+fn figure(figures: &Figures, key: &str) -> Option<f64> {
+    figures.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+}
+
+fn show(value: f64) -> String {
+    if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+}
+
+fn name(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Sqlite => "SQLite",
+        Backend::Postgres => "PostgreSQL",
+    }
+}

@@ -1,0 +1,178 @@
+//! An orchestrator under measurement, with a repository whose branches each start one kind of work.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::time::Instant;
+
+use super::postgres::Postgres;
+use crate::dev::children::{Program, kici};
+use crate::dev::repo::{Push, Repo, ZERO};
+use crate::dev::server::Server;
+
+/// What a push to a branch starts.
+#[derive(Clone, Copy)]
+pub(crate) enum Work {
+    /// Nothing: no trigger matches.
+    Nothing,
+    /// One job for a simulated agent.
+    One,
+    /// [`Work::MANY_JOBS`] jobs for simulated agents.
+    Many,
+    /// A step on the real agent that says when it began; no checkout.
+    FirstInstruction,
+    /// A checkout and a step that does nothing, on the real agent.
+    Trivial,
+}
+
+impl Work {
+    pub(crate) const MANY_JOBS: usize = 10;
+
+    fn branch(self) -> &'static str {
+        match self {
+            Work::Nothing => "nothing",
+            Work::One => "one",
+            Work::Many => "many",
+            Work::FirstInstruction => "first",
+            Work::Trivial => "trivial",
+        }
+    }
+}
+
+/// One file per kind of work; `N` is its branch.
+const WORKFLOWS: [(&str, &str); 4] = [
+    ("one", "runs_on: simulated\n    checkout: false\n    run: 'true'"),
+    (
+        "many",
+        "runs_on: simulated\n    checkout: false\n    matrix: { n: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] }\n    run: 'true'",
+    ),
+    (
+        "first",
+        "runs_on: real\n    checkout: false\n    outputs: { at: '${{ steps.at.outputs.at }}' }\n    steps:\n      - { id: at, run: 'echo \"at=$EPOCHREALTIME\" >> \"$KICI_OUTPUT\"' }",
+    ),
+    ("trivial", "runs_on: real\n    run: 'true'"),
+];
+
+pub(crate) struct Node {
+    binaries: PathBuf,
+    directory: tempfile::TempDir,
+    postgres: Option<Postgres>,
+    address: SocketAddr,
+    orchestrator: Option<Program>,
+    repo: Repo,
+    sha: String,
+    source: String,
+    pub(crate) server: Server,
+}
+
+impl Node {
+    /// Starts an orchestrator on `postgres`, or on SQLite.
+    pub(crate) async fn start(binaries: &Path, postgres: Option<Postgres>) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("kici-bench").tempdir()?;
+        let template = directory.path().join("template");
+        let workflows = template.join(".kici/workflows");
+        std::fs::create_dir_all(&workflows)?;
+        for (branch, job) in WORKFLOWS {
+            let text =
+                format!("name: {branch}\non: {{ push: {{ branches: [{branch}] }} }}\njobs:\n  work:\n    {job}\n");
+            std::fs::write(workflows.join(format!("{branch}.yaml")), text)?;
+        }
+        let repo = Repo::create(&template, &directory.path().join("repo"))?;
+        let data = directory.path().join("data");
+        std::fs::create_dir(&data)?;
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let orchestrator = launch(binaries, &data, &repo, postgres.as_ref(), address)?;
+        let server = Server::connect(address, &data).await?;
+        let source = server.source_of(&repo).await?;
+        let sha = repo.head()?.0.after;
+        let (binaries, orchestrator) = (binaries.to_owned(), Some(orchestrator));
+        Ok(Self { binaries, directory, postgres, address, orchestrator, repo, sha, source, server })
+    }
+
+    fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    /// A token for agents.
+    pub(crate) async fn agent_token(&self) -> Result<String> {
+        self.server.agent_token(&self.data().join("agent-token")).await
+    }
+
+    /// Starts a real agent.
+    pub(crate) async fn agent(&self) -> Result<Program> {
+        let state = self.directory.path().join("agent");
+        std::fs::create_dir_all(&state)?;
+        let variables = [
+            ("KICI_ORCHESTRATOR_URL", self.server.url()),
+            ("KICI_AGENT_TOKEN", self.agent_token().await?),
+            ("KICI_AGENT_ID", "real".to_owned()),
+            ("KICI_LABELS", "real".to_owned()),
+            ("KICI_STATE_DIR", state.display().to_string()),
+        ];
+        Program::start("agent", kici(&self.binaries.join("kici-agent"), &variables), self.directory.path())
+    }
+
+    /// Sends the push that starts `work`.
+    pub(crate) async fn push(&self, work: Work) -> Result<kici_engine::ids::DeliveryRowId> {
+        let git_ref = format!("refs/heads/{}", work.branch());
+        let push = Push { git_ref, before: ZERO.into(), after: self.sha.clone() };
+        self.server.push(&self.source, &push, "main").await
+    }
+
+    /// Stops the orchestrator and starts it on the same data. Answers the time from its start until it was ready.
+    pub(crate) async fn restart(&mut self) -> Result<Duration> {
+        if let Some(program) = self.orchestrator.take() {
+            program.stop().await?;
+        }
+        let start = Instant::now();
+        self.orchestrator =
+            Some(launch(&self.binaries, &self.data(), &self.repo, self.postgres.as_ref(), self.address)?);
+        Server::connect(self.address, &self.data()).await?;
+        Ok(start.elapsed())
+    }
+
+    /// Resident memory of the orchestrator in MiB.
+    pub(crate) fn resident(&self) -> Result<f64> {
+        resident(self.orchestrator.as_ref().context("the orchestrator is stopped")?)
+    }
+
+    pub(crate) async fn stop(mut self) -> Result<()> {
+        if let Some(program) = self.orchestrator.take() {
+            program.stop().await?;
+        }
+        match self.postgres {
+            Some(postgres) => postgres.stop().await,
+            None => Ok(()),
+        }
+    }
+}
+
+fn launch(
+    binaries: &Path,
+    data: &Path,
+    repo: &Repo,
+    postgres: Option<&Postgres>,
+    address: SocketAddr,
+) -> Result<Program> {
+    let mut variables = vec![
+        ("KICI_DATA_DIR", data.display().to_string()),
+        ("KICI_SERVER_LISTEN", address.to_string()),
+        ("KICI_SOURCES_LOCAL_PATHS", repo.path.display().to_string()),
+        ("KICI_QUEUE_MAX_DEPTH", "1000000".to_owned()),
+        ("KICI_STARTUP_BACKOFF_MS", "0".to_owned()),
+    ];
+    if let Some(postgres) = postgres {
+        variables.push(("KICI_DATABASE_URL", postgres.url()));
+    }
+    Program::start("orchestrator", kici(&binaries.join("kici-orchestrator"), &variables), data)
+}
+
+/// Resident memory of a program in MiB, as the kernel counts it (proc(5), `VmRSS`).
+pub(crate) fn resident(program: &Program) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib / 1024.0)
+}
