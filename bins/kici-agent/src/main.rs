@@ -1,1 +1,81 @@
-fn main() {}
+//! The agent: takes jobs from an orchestrator and runs them.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command};
+use kici_runner::agent::{Agent, signals};
+use kici_runner::config::{Config, KEYS, Sources};
+use kici_runner::session::EXIT_CONFIG;
+use kici_sys::clock::SystemClock;
+use kici_telemetry::{Service, TelemetryConfig};
+
+fn main() -> ExitCode {
+    kici_sys::host::private_files();
+    let arguments = command().get_matches();
+    let config = match Config::load(&sources(&arguments)) {
+        Ok(config) => config,
+        Err(problems) => {
+            eprint!("kici-agent: {problems}");
+            return ExitCode::from(EXIT_CONFIG);
+        }
+    };
+    if let Some(("config", _)) = arguments.subcommand() {
+        print!("{}", config.describe());
+        return ExitCode::SUCCESS;
+    }
+    run(config).unwrap_or_else(|error| {
+        eprintln!("kici-agent: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(config: Config) -> anyhow::Result<ExitCode> {
+    kici_sys::host::forget_variables(&["KICI_AGENT_TOKEN"]);
+    kici_sys::host::set_dumpable(false)?;
+    kici_telemetry::init(&TelemetryConfig {
+        service: Service::Agent,
+        instance_id: config.agent_id.as_ref().map(ToString::to_string).unwrap_or_default(),
+        level: config.log_level.clone(),
+        format: config.log_format.parse()?,
+    })?;
+    // Fails only when a provider is there already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(2).max_blocking_threads(8).thread_keep_alive(Duration::from_secs(10)).enable_all();
+    let runtime = runtime.build()?;
+    let ended = runtime.block_on(async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?).await?) })?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    if let Some(message) = ended.message {
+        eprintln!("kici-agent: {message}");
+    }
+    Ok(ExitCode::from(ended.exit))
+}
+
+fn command() -> Command {
+    let flags = KEYS.iter().filter(|key| !key.flag.is_empty());
+    let flags = flags.map(|key| Arg::new(key.name).long(key.flag).help(key.about).global(true));
+    Command::new("kici-agent")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Takes jobs from a KiCI orchestrator and runs them")
+        .arg(Arg::new("config").long("config").help("configuration file (/etc/kici/agent.toml)").global(true))
+        .args(flags)
+        .subcommand(Command::new("run").about("Run the agent; the default"))
+        .subcommand(
+            Command::new("config").about("Check the configuration and print it").subcommand(Command::new("check")),
+        )
+}
+
+fn sources(arguments: &ArgMatches) -> Sources {
+    let flag = |key: &str| arguments.get_one::<String>(key).cloned();
+    let flags: BTreeMap<String, String> = KEYS
+        .iter()
+        .filter(|key| !key.flag.is_empty())
+        .filter_map(|key| Some((key.name.to_owned(), flag(key.name)?)))
+        .collect();
+    Sources::from_process(flag("config").map(Into::into), flags)
+}

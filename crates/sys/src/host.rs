@@ -79,6 +79,21 @@ pub fn set_dumpable(yes: bool) -> io::Result<()> {
     Ok(nix::sys::prctl::set_dumpable(yes)?)
 }
 
+/// Takes variables out of the environment of this process, so that nothing it does later can pass them on. Only while the
+/// process has one thread; false when it has more and nothing was changed.
+#[cfg(target_os = "linux")]
+pub fn forget_variables(names: &[&str]) -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+    if threads != 1 {
+        return false;
+    }
+    for name in names {
+        // SAFETY: this is the only thread (just counted), so nobody reads or writes the environment meanwhile.
+        unsafe { std::env::remove_var(name) };
+    }
+    true
+}
+
 /// Files that this process makes from now on are for its own user only.
 pub fn private_files() {
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));

@@ -3,6 +3,7 @@
 mod frames;
 mod held;
 mod post;
+mod signals;
 mod state;
 mod writer;
 
@@ -27,6 +28,7 @@ use crate::session::{self, Cut, LinkEvent, Session};
 use crate::stop::{Stop, strengthen};
 use held::Held;
 use post::{Post, Settled};
+pub use signals::signals;
 pub use state::StartError;
 use state::State;
 use writer::Kept;

@@ -48,13 +48,16 @@ pub struct State {
     _lock: File,
 }
 
+/// Waiting words of one delivery, in order.
+pub type Waiting = (JobKey, Vec<AgentFrame>);
+
 /// What an earlier process left.
 #[derive(Debug, Default)]
 pub struct Leftovers {
     /// The cluster its results are for, with its outbox.
     pub outbox: Option<(String, Outbox)>,
     /// Results that wait, by file.
-    pub parcels: Vec<(JobKey, Vec<AgentFrame>)>,
+    pub parcels: Vec<Waiting>,
     /// Logs that wait.
     pub spools: Vec<(JobKey, Arc<Spool>)>,
 }
@@ -89,7 +92,7 @@ impl State {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn outbox(&self, cluster: &str) -> io::Result<(Outbox, Vec<(JobKey, Vec<AgentFrame>)>)> {
+    pub fn outbox(&self, cluster: &str) -> io::Result<(Outbox, Vec<Waiting>)> {
         let (outbox, stored) = Outbox::open(&self.dir.join("outbox").join(safe_name(cluster)))?;
         let parcels = stored
             .into_iter()

@@ -15,37 +15,40 @@ pub struct Key {
     pub name: &'static str,
     /// In the environment.
     pub env: &'static str,
+    /// As a flag, without the dashes; empty for what must not stand in an argument list.
+    pub flag: &'static str,
     /// What it is for.
     pub about: &'static str,
 }
 
 macro_rules! keys {
-    ($($name:literal, $env:literal, $about:literal;)*) => {
+    ($($name:literal, $env:literal, $flag:literal, $about:literal;)*) => {
         /// Every key of an agent.
-        pub const KEYS: &[Key] = &[$(Key { name: $name, env: $env, about: $about },)*];
+        pub const KEYS: &[Key] = &[$(Key { name: $name, env: $env, flag: $flag, about: $about },)*];
     };
 }
 
 keys! {
-    "orchestrator_url", "KICI_ORCHESTRATOR_URL", "where the orchestrator listens, http:// or https://";
-    "agent_id", "KICI_AGENT_ID", "name of this agent; made at the first start otherwise";
-    "agent_token", "KICI_AGENT_TOKEN", "token of this agent";
-    "agent_token_file", "KICI_AGENT_TOKEN_FILE", "file that holds the token";
-    "labels", "KICI_LABELS", "labels, separated by commas";
-    "properties", "KICI_PROPERTIES", "facts for people, k=v separated by commas";
-    "max_concurrency", "KICI_AGENT_MAX_CONCURRENCY", "jobs at once (1)";
-    "log_level", "KICI_LOG_LEVEL", "filter of the log (info)";
-    "max_log_size_bytes", "KICI_MAX_LOG_SIZE_BYTES", "log of one step, 0 is no limit (536870912)";
-    "default_step_timeout_ms", "KICI_DEFAULT_STEP_TIMEOUT_MS", "limit of a step that names none (1800000)";
-    "job_heartbeat_interval_ms", "KICI_JOB_HEARTBEAT_INTERVAL_MS", "between two signs of life of a job (60000)";
-    "log_spool_max_bytes", "KICI_LOG_SPOOL_MAX_BYTES", "unacknowledged log at which a job is paused (268435456)";
-    "max_grace_period_ms", "KICI_MAX_GRACE_PERIOD_MS", "longest time from SIGTERM to SIGKILL (30000)";
-    "shutdown_grace_ms", "KICI_SHUTDOWN_GRACE_MS", "how long jobs may go on after SIGTERM to the agent (10000)";
-    "git.timeout_ms", "KICI_GIT_TIMEOUT_MS", "limit of one git command (120000)";
-    "keep_running_when_fenced", "KICI_KEEP_RUNNING_WHEN_FENCED", "jobs go on after the lease is lost (false)";
-    "state_dir", "KICI_STATE_DIR", "what must outlive a restart (/var/lib/kici-agent)";
-    "work_dir", "KICI_WORK_DIR", "workspaces (<state_dir>/work)";
-    "pass_env", "KICI_PASS_ENV", "further variables of the host that steps see, separated by commas";
+    "orchestrator_url", "KICI_ORCHESTRATOR_URL", "orchestrator-url", "where the orchestrator listens, http:// or https://";
+    "agent_id", "KICI_AGENT_ID", "agent-id", "name of this agent; made at the first start otherwise";
+    "agent_token", "KICI_AGENT_TOKEN", "", "token of this agent";
+    "agent_token_file", "KICI_AGENT_TOKEN_FILE", "agent-token-file", "file that holds the token";
+    "labels", "KICI_LABELS", "labels", "labels, separated by commas";
+    "properties", "KICI_PROPERTIES", "properties", "facts for people, k=v separated by commas";
+    "max_concurrency", "KICI_AGENT_MAX_CONCURRENCY", "max-concurrency", "jobs at once (1)";
+    "log_level", "KICI_LOG_LEVEL", "log-level", "filter of the log (info)";
+    "log_format", "KICI_LOG_FORMAT", "log-format", "form of the log: auto, json or pretty (auto)";
+    "max_log_size_bytes", "KICI_MAX_LOG_SIZE_BYTES", "max-log-size-bytes", "log of one step, 0 is no limit (536870912)";
+    "default_step_timeout_ms", "KICI_DEFAULT_STEP_TIMEOUT_MS", "default-step-timeout-ms", "limit of a step that names none (1800000)";
+    "job_heartbeat_interval_ms", "KICI_JOB_HEARTBEAT_INTERVAL_MS", "job-heartbeat-interval-ms", "between two signs of life of a job (60000)";
+    "log_spool_max_bytes", "KICI_LOG_SPOOL_MAX_BYTES", "log-spool-max-bytes", "unacknowledged log at which a job is paused (268435456)";
+    "max_grace_period_ms", "KICI_MAX_GRACE_PERIOD_MS", "max-grace-period-ms", "longest time from SIGTERM to SIGKILL (30000)";
+    "shutdown_grace_ms", "KICI_SHUTDOWN_GRACE_MS", "shutdown-grace-ms", "how long jobs may go on after SIGTERM to the agent (10000)";
+    "git.timeout_ms", "KICI_GIT_TIMEOUT_MS", "git-timeout-ms", "limit of one git command (120000)";
+    "keep_running_when_fenced", "KICI_KEEP_RUNNING_WHEN_FENCED", "keep-running-when-fenced", "jobs go on after the lease is lost (false)";
+    "state_dir", "KICI_STATE_DIR", "state-dir", "what must outlive a restart (/var/lib/kici-agent)";
+    "work_dir", "KICI_WORK_DIR", "work-dir", "workspaces (<state_dir>/work)";
+    "pass_env", "KICI_PASS_ENV", "pass-env", "further variables of the host that steps see, separated by commas";
 }
 
 /// Names that our programs meet when they run inside one of our jobs, beside another of our programs or in our tests.
@@ -78,6 +81,18 @@ pub(super) fn is_foreign(name: &str) -> bool {
 
 pub(super) fn list(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
+}
+
+pub(super) fn log_format(text: &str) -> Result<String, String> {
+    match text {
+        "auto" | "json" | "pretty" => Ok(text.to_owned()),
+        _ => Err(format!("`{text}` is not auto, json or pretty")),
+    }
+}
+
+/// Absolute, since steps start elsewhere.
+pub(super) fn directory(text: &str) -> Result<PathBuf, String> {
+    std::path::absolute(text).map_err(|error| format!("`{text}` is not a directory: {error}"))
 }
 
 pub(super) fn url(text: &str) -> Result<String, String> {

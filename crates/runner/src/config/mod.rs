@@ -30,6 +30,8 @@ pub struct Config {
     pub max_concurrency: u32,
     /// Filter of the log.
     pub log_level: String,
+    /// Form of the log: `auto`, `json` or `pretty`.
+    pub log_format: String,
     /// Limit of a step that names none.
     pub default_step_timeout: Duration,
     /// Longest time from SIGTERM to SIGKILL that a job may ask for.
@@ -283,10 +285,8 @@ impl Reader {
             self.problem("orchestrator_url", "is not set; give KICI_ORCHESTRATOR_URL or --orchestrator-url");
         }
         let url = self.parsed("orchestrator_url", keys::url);
-        let state_dir =
-            self.parsed("state_dir", |text| Ok(PathBuf::from(text))).unwrap_or_else(|| keys::default_state_dir(env));
-        let work_dir =
-            self.parsed("work_dir", |text| Ok(PathBuf::from(text))).unwrap_or_else(|| state_dir.join("work"));
+        let state_dir = self.parsed("state_dir", keys::directory).unwrap_or_else(|| keys::default_state_dir(env));
+        let work_dir = self.parsed("work_dir", keys::directory).unwrap_or_else(|| state_dir.join("work"));
         Some(Config {
             agent_id: self.parsed("agent_id", |text| AgentId::new(text).map_err(|error| error.to_string())),
             agent_token: self.token(),
@@ -294,6 +294,7 @@ impl Reader {
             properties: self.parsed("properties", keys::properties).unwrap_or_default(),
             max_concurrency: u32::try_from(self.number("max_concurrency", 1, 1, 1_024)).unwrap_or(1),
             log_level: self.parsed("log_level", |text| Ok(text.to_owned())).unwrap_or_else(|| "info".to_owned()),
+            log_format: self.parsed("log_format", keys::log_format).unwrap_or_else(|| "auto".to_owned()),
             default_step_timeout: self.millis("default_step_timeout_ms", 1_800_000),
             max_grace_period: self.millis("max_grace_period_ms", 30_000),
             shutdown_grace: self.millis("shutdown_grace_ms", 10_000),

@@ -1,0 +1,127 @@
+//! The agent as a process: killed, started again, configured wrongly.
+
+#[path = "../../../crates/runner/tests/fake/mod.rs"]
+mod fake;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+
+use fake::{Fake, job, offer, script, token};
+use kici_protocol::agent::orchestrator_frame::Frame as Down;
+use kici_sys::process::ProcessId;
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Killed {
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(state: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kici-agent"));
+    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("KICI_STATE_DIR", state).stdout(Stdio::null());
+    command
+}
+
+fn start(fake: &Fake, state: &Path) -> Killed {
+    let mut command = command(state);
+    command.env("KICI_ORCHESTRATOR_URL", fake.url()).env("KICI_AGENT_TOKEN", token());
+    Killed(command.spawn().expect("the agent starts"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_outlives_the_agent_that_reached_it() {
+    let fake = Fake::start();
+    let state = tempfile::tempdir().expect("a directory");
+    let mut agent = start(&fake, state.path());
+    let first = fake.registered().await;
+    fake.shared.acks.store(false, Ordering::SeqCst);
+    let job = job(2, 1);
+    fake.send(Down::JobOffer(offer(&job, vec![script("echo hi")]))).await;
+    assert_eq!(fake.result(&job).await.state, "success");
+    agent.kill();
+    fake.shared.acks.store(true, Ordering::SeqCst);
+    let _agent = start(&fake, state.path());
+    let register = fake.registered().await;
+    assert_eq!((register.agent_id, register.outbox_pending), (first.agent_id, vec![job.clone()]));
+    let step = fake.step(&job, "success").await;
+    assert_eq!(step.log_lines, 1);
+    assert_eq!(fake.result(&job).await.state, "success");
+    assert_eq!(fake.sealed(&job, "step-0-0").await, ["hi"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_agent_leaves_nothing_behind_and_says_so() {
+    let fake = Fake::start();
+    let state = tempfile::tempdir().expect("a directory");
+    let mut agent = start(&fake, state.path());
+    fake.registered().await;
+    let job = job(2, 1);
+    let run = script("setsid sleep 600 & echo pid $!; echo pid $$; exec sleep 600");
+    fake.send(Down::JobOffer(offer(&job, vec![run]))).await;
+    fake.logged(&job, "step-0-0", "pid").await;
+    let pids = loop {
+        let text = String::from_utf8_lossy(&fake.log(&job, "step-0-0").bytes).into_owned();
+        let pids: Vec<i32> = text.lines().filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+        if pids.len() == 2 {
+            break pids;
+        }
+        tokio::task::yield_now().await;
+    };
+    let left: Vec<ProcessId> = pids.into_iter().filter_map(ProcessId::of).collect();
+    assert_eq!(left.len(), 2);
+    agent.kill();
+    assert!(left.iter().all(|id| id.is_alive()), "the job goes on without its agent");
+    let mut agent = start(&fake, state.path());
+    let register = fake.registered().await;
+    assert_eq!((register.in_flight_jobs.len(), register.outbox_pending), (0, vec![job.clone()]));
+    let result = fake.result(&job).await;
+    assert_eq!((result.state.as_str(), result.reason.as_str()), ("failed", "agent_restarted"));
+    assert!(left.iter().all(|id| !id.is_alive()));
+    let lines = fake.sealed(&job, "step-0-0").await;
+    assert_eq!(lines.len(), 2);
+    // It takes work again.
+    let next = fake::job(3, 1);
+    fake.send(Down::JobOffer(offer(&next, vec![script("true")]))).await;
+    assert_eq!(fake.result(&next).await.state, "success");
+    // SIGTERM ends an idle agent with 0.
+    Command::new("kill").arg(agent.0.id().to_string()).status().expect("sent");
+    let status = tokio::task::spawn_blocking(move || agent.0.wait()).await.expect("joined").expect("waited");
+    assert_eq!(status.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_agents_do_not_share_a_state_directory() {
+    let fake = Fake::start();
+    let state = tempfile::tempdir().expect("a directory");
+    let _agent = start(&fake, state.path());
+    fake.registered().await;
+    let mut second = command(state.path());
+    let output =
+        second.env("KICI_ORCHESTRATOR_URL", fake.url()).env("KICI_AGENT_TOKEN", token()).output().expect("runs");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("in use by another agent"), "{error}");
+}
+
+#[test]
+fn mistakes_in_the_configuration_are_told_and_exit_78() {
+    let state = tempfile::tempdir().expect("a directory");
+    let output = command(state.path()).env("KICI_LABLES", "x").output().expect("runs");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(78));
+    assert!(error.contains("did you mean KICI_LABELS?") && error.contains("orchestrator_url"), "{error}");
+    let check = ["config", "check", "--orchestrator-url", "http://127.0.0.1:1"];
+    let output = command(state.path()).args(check).stdout(Stdio::piped()).output().expect("runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("orchestrator_url = http://127.0.0.1:1"), "{text}");
+}

@@ -1,0 +1,285 @@
+//! The agent against an orchestrator that speaks the real protocol.
+
+mod fake;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fake::{Fake, Frame, job, offer, script, token};
+use kici_protocol::agent::*;
+use kici_runner::agent::{Agent, Ended, Signal};
+use kici_runner::config::{Config, Sources};
+use kici_sys::clock::SystemClock;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::task::TaskTracker;
+
+type Down = orchestrator_frame::Frame;
+
+struct Running {
+    signals: mpsc::Sender<Signal>,
+    task: JoinHandle<Ended>,
+    dir: TempDir,
+}
+
+fn config(url: &str, dir: &Path, more: &[(&str, &str)]) -> Config {
+    let mut env = vec![
+        ("KICI_ORCHESTRATOR_URL".to_owned(), url.to_owned()),
+        ("KICI_AGENT_TOKEN".to_owned(), token()),
+        ("KICI_AGENT_ID".to_owned(), "agent-1".to_owned()),
+        ("KICI_STATE_DIR".to_owned(), dir.display().to_string()),
+        ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
+        ("HOME".to_owned(), dir.display().to_string()),
+        ("SECRET_OF_THE_HOST".to_owned(), "x".to_owned()),
+    ];
+    env.extend(more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+    Config::load(&Sources { file: None, env: env.into_iter().collect(), flags: Default::default() }).expect("right")
+}
+
+async fn agent(fake: &Fake, more: &[(&str, &str)]) -> Running {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (signals, from_test) = mpsc::channel(4);
+    let config = config(&fake.url(), dir.path(), more);
+    let task = TaskTracker::new()
+        .spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test).await.expect("started") });
+    fake.registered().await;
+    Running { signals, task, dir }
+}
+
+fn running(update: &JobUpdate) -> bool {
+    update.state == "running"
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_is_acknowledged_then_asked_for_then_run() {
+    let fake = Fake::start();
+    fake.shared.grants.store(false, Ordering::SeqCst);
+    let running_agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let proof = running_agent.dir.path().join("proof");
+    fake.send(Down::JobOffer(offer(&job, vec![script(&format!("touch {}; echo hi", proof.display()))]))).await;
+    let order = fake
+        .next("the acknowledgement", |frame| match frame {
+            Frame::JobAck(_) => Some("ack"),
+            Frame::JobUpdate(_) | Frame::StepUpdate(_) => Some("work"),
+            _ => None,
+        })
+        .await;
+    assert_eq!(order, "ack");
+    fake.next("the question", |f| matches!(f, Frame::JobUpdate(u) if running(u)).then_some(())).await;
+    let journal = std::fs::read_to_string(running_agent.dir.path().join("jobs.journal")).expect("there");
+    assert!(journal.contains("accepted") && !proof.exists(), "no user code before the grant");
+    fake.send(Down::StartGranted(StartGranted { job: Some(job.clone()) })).await;
+    let step = fake.step(&job, "success").await;
+    assert_eq!((step.exit_code, step.log_lines), (Some(0), 1));
+    let result = fake.result(&job).await;
+    assert_eq!((result.state.as_str(), result.log_bytes), ("success", step.log_bytes));
+    assert!(proof.exists());
+    assert_eq!(fake.sealed(&job, "step-0-0").await, ["hi"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denied_start_discards_the_job() {
+    let fake = Fake::start();
+    fake.shared.grants.store(false, Ordering::SeqCst);
+    let running_agent = agent(&fake, &[]).await;
+    let (first, second) = (job(2, 1), job(3, 1));
+    fake.send(Down::JobOffer(offer(&first, vec![script("touch $HOME/ran")]))).await;
+    fake.next("the question", |f| matches!(f, Frame::JobUpdate(u) if running(u)).then_some(())).await;
+    fake.send(Down::StartDenied(StartDenied { job: Some(first.clone()), detail: "gone".into() })).await;
+    fake.shared.grants.store(true, Ordering::SeqCst);
+    // The slot comes free without any word on the first job.
+    let mut accepted = false;
+    while !accepted {
+        fake.send(Down::JobOffer(offer(&second, vec![script("true")]))).await;
+        accepted = fake
+            .next("an answer", |f| match f {
+                Frame::JobAck(_) => Some(true),
+                Frame::JobReject(_) => Some(false),
+                Frame::JobUpdate(u) => panic!("a word on a discarded job: {u:?}"),
+                _ => None,
+            })
+            .await;
+    }
+    assert_eq!(fake.result(&second).await.state, "success");
+    assert!(!running_agent.dir.path().join("ran").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_ends_daemons_too() {
+    let fake = Fake::start();
+    let _agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let script = script("(setsid sh -c 'sleep 600 & echo $! ; exec sleep 600' &); trap '' TERM; echo up; sleep 600");
+    fake.send(Down::JobOffer(offer(&job, vec![script]))).await;
+    fake.logged(&job, "step-0-0", " o up").await;
+    let cancel = |force| JobCancel { job: Some(job.clone()), reason: "cancelled_by_user".into(), force, grace_ms: 100 };
+    fake.send(Down::JobCancel(cancel(false))).await;
+    let answer = fake.next("an answer", |f| match f {
+        Frame::CancelAnswer(answer) => Some(answer.answer.clone()),
+        _ => None,
+    });
+    assert_eq!(answer.await, "cancelling");
+    let result = fake.result(&job).await;
+    assert_eq!((result.state.as_str(), result.reason.as_str()), ("cancelled", "cancelled_by_user"));
+    for line in fake.sealed(&job, "step-0-0").await {
+        if let Ok(pid) = line.parse::<i32>() {
+            let alive = kici_sys::process::ProcessId::of(pid).is_some_and(|id| id.is_alive());
+            assert!(!alive, "{pid} lives");
+        }
+    }
+    let unknown = fake::job(99, 1);
+    fake.send(Down::JobCancel(JobCancel { job: Some(unknown), ..cancel(true) })).await;
+    let answer = fake.next("an answer", |f| match f {
+        Frame::CancelAnswer(answer) => Some(answer.answer.clone()),
+        _ => None,
+    });
+    assert_eq!(answer.await, "unknown_job");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_orchestrator_loses_no_line() {
+    let mut fake = Fake::start();
+    let _agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let gate = tempfile::tempdir().expect("a directory");
+    let fifo = gate.path().join("go");
+    let make = format!("mkfifo {0}; seq 1 20000; echo half; cat {0}; seq 20001 40000", fifo.display());
+    fake.send(Down::JobOffer(offer(&job, vec![script(&make)]))).await;
+    fake.logged(&job, "step-0-0", " o half").await;
+    fake.kill();
+    fake.lose_tails(5_000);
+    std::fs::write(&fifo, "").expect("the step goes on");
+    fake.verdict(&job, Verdict::Resume, true);
+    fake.serve();
+    let register = fake.registered().await;
+    assert_eq!(register.in_flight_jobs.len() + register.outbox_pending.len(), 1);
+    assert_eq!(fake.result(&job).await.state, "success");
+    let lines = fake.sealed(&job, "step-0-0").await;
+    let numbers: Vec<u32> = lines.iter().filter_map(|line| line.parse().ok()).collect();
+    assert_eq!(numbers, (1..=40_000).collect::<Vec<u32>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_abandoned_job_ends_without_a_word() {
+    let mut fake = Fake::start();
+    let running_agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    fake.send(Down::JobOffer(offer(&job, vec![script("echo up; exec sleep 600")]))).await;
+    fake.logged(&job, "step-0-0", " o up").await;
+    fake.kill();
+    fake.verdict(&job, Verdict::Abandon, false);
+    fake.serve();
+    fake.registered().await;
+    // Drained means: the job is gone, and with it everything that waits.
+    running_agent.signals.send(Signal::Drain).await.expect("told");
+    let ended = tokio::time::timeout(fake::LIMIT, running_agent.task).await.expect("in time").expect("ended");
+    assert_eq!(ended.exit, 0);
+    assert!(std::fs::read_dir(running_agent.dir.path().join("work")).expect("there").next().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_or_draining_agent_says_so() {
+    let fake = Fake::start();
+    let running_agent = agent(&fake, &[]).await;
+    let (first, second) = (job(2, 1), job(3, 1));
+    let fifo = running_agent.dir.path().join("go");
+    let wait = format!("mkfifo {0}; echo up; cat {0}", fifo.display());
+    fake.send(Down::JobOffer(offer(&first, vec![script(&wait)]))).await;
+    fake.logged(&first, "step-0-0", " o up").await;
+    let reason = |frame: &Frame| match frame {
+        Frame::JobReject(reject) => Some(reject.reason()),
+        _ => None,
+    };
+    fake.send(Down::JobOffer(offer(&second, vec![script("true")]))).await;
+    assert_eq!(fake.next("a reject", reason).await, RejectReason::Busy);
+    fake.send(Down::JobOffer(offer(&first, vec![script("true")]))).await;
+    fake.next("a second ack of what is held", |f| matches!(f, Frame::JobAck(_)).then_some(())).await;
+    running_agent.signals.send(Signal::Drain).await.expect("told");
+    let draining = |f: &Frame| matches!(f, Frame::AgentStatus(status) if status.draining).then_some(());
+    fake.next("the status", draining).await;
+    fake.send(Down::JobOffer(offer(&second, vec![script("true")]))).await;
+    assert_eq!(fake.next("a reject", reason).await, RejectReason::Draining);
+    std::fs::write(&fifo, "").expect("the step goes on");
+    assert_eq!(fake.result(&first).await.state, "success");
+    let ended = tokio::time::timeout(fake::LIMIT, running_agent.task).await.expect("in time").expect("ended");
+    assert_eq!(ended, Ended { exit: 0, message: None });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_see_no_variable_of_the_agent_and_the_token_is_masked() {
+    let fake = Fake::start();
+    let _agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let echo = format!("env; printf 'kici_agent_'; printf '{}\\n'", "ab".repeat(35));
+    let mut with_mask = offer(&job, vec![script(&echo), script("echo clone-s3cr3t")]);
+    with_mask.mask = vec!["clone-s3cr3t".into()];
+    fake.send(Down::JobOffer(with_mask)).await;
+    assert_eq!(fake.result(&job).await.state, "success");
+    let lines = fake.sealed(&job, "step-0-0").await;
+    for name in ["KICI_AGENT_TOKEN", "KICI_ORCHESTRATOR_URL", "KICI_STATE_DIR", "SECRET_OF_THE_HOST"] {
+        assert!(!lines.iter().any(|line| line.starts_with(&format!("{name}="))), "{name}");
+    }
+    assert!(lines.iter().any(|line| line == "KICI_JOB_NAME=build"));
+    assert_eq!(lines.last().map(String::as_str), Some("***"));
+    assert_eq!(fake.sealed(&job, "step-1-0").await, ["***"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_token_ends_the_agent() {
+    let fake = Fake::start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let wrong = format!("kici_agent_{}", "cd".repeat(35));
+    let config = config(&fake.url(), dir.path(), &[("KICI_AGENT_TOKEN", &wrong)]);
+    let (_signals, from_test) = mpsc::channel(1);
+    let run = Agent::run(config, Arc::new(SystemClock), from_test);
+    let ended = tokio::time::timeout(fake::LIMIT, run).await.expect("in time").expect("started");
+    assert_eq!(ended.exit, 78);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_without_contact_fences_itself() {
+    let mut fake = Fake::start();
+    fake.shared.recovery_window_ms.store(2_000, Ordering::SeqCst);
+    let _agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    fake.send(Down::JobOffer(offer(&job, vec![script("echo $$; exec sleep 600")]))).await;
+    let pid = loop {
+        let log = fake.log(&job, "step-0-0");
+        let text = String::from_utf8_lossy(&log.bytes).into_owned();
+        if let Some(pid) = text.lines().next().and_then(|line| line.rsplit(' ').next()?.parse::<i32>().ok()) {
+            break kici_sys::process::ProcessId::of(pid).expect("alive");
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    fake.kill();
+    let gone = async {
+        while pid.is_alive() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(fake::LIMIT, gone).await.expect("the agent ended the job by itself");
+    fake.serve();
+    let result = fake.result(&job).await;
+    assert_eq!((result.state.as_str(), result.reason.as_str()), ("failed", "agent_lost"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_epoch_replaces_the_older_delivery() {
+    let fake = Fake::start();
+    let _agent = agent(&fake, &[]).await;
+    let (old, new) = (job(2, 1), job(2, 2));
+    fake.send(Down::JobOffer(offer(&old, vec![script("echo up; exec sleep 600")]))).await;
+    fake.logged(&old, "step-0-0", " o up").await;
+    fake.send(Down::JobOffer(offer(&new, vec![script("echo second")]))).await;
+    let result = fake
+        .next("a result", |frame| match frame {
+            Frame::JobUpdate(update) if update.state != "running" => Some(update.clone()),
+            _ => None,
+        })
+        .await;
+    assert_eq!((result.job, result.state.as_str()), (Some(new), "success"));
+}
