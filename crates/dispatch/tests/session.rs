@@ -295,7 +295,7 @@ async fn acceptance_12_frames_for_the_job_of_another_are_refused_and_the_fifth_d
                 frame => panic!("{frame:?}"),
             }
         };
-        assert_eq!((code.as_str(), replies), ("OWNERSHIP_VIOLATIONS", 4), "the goodbye may overtake the last refusal");
+        assert_eq!((code.as_str(), replies), ("OWNERSHIP_VIOLATIONS", 5));
         let session = owner.session_id();
         assert_eq!(world.dispatcher.owns(session, job_ref(&done)).await, Ownership::Owned, "for a moment longer");
     })
@@ -370,7 +370,10 @@ async fn acceptance_13_a_token_covers_its_labels_its_agent_and_its_host() {
             // The same gates on the same session.
             agent.send(Up::Register(register("a1", &["default", "gpu"]))).await;
             assert_eq!(agent.goodbye().await, "UNAUTHORIZED");
-            assert_eq!(refused(with(register("a3", &[]), "kici_agent_unknown".into()).await).as_deref(), Some("Unauthenticated"));
+            assert_eq!(
+                refused(with(register("a3", &[]), "kici_agent_unknown".into()).await).as_deref(),
+                Some("Unauthenticated")
+            );
             assert_eq!(refused(with(register("a3", &[]), String::new()).await).as_deref(), Some("Unauthenticated"));
         },
     )
@@ -464,8 +467,7 @@ async fn acceptance_21_a_cancel_reaches_the_agent_and_the_job_ends_as_it_says() 
         let (run, jobs) = world.create(&[job("build"), JobDef { label: "nowhere", ..job("other") }]).await;
         let running = agent.offer().await.job.unwrap();
         assert!(agent.begin(&running).await);
-        let report =
-            world.dispatcher.cancel_run(run, "user ann", FailureReason::CancelledByUser, false).await.unwrap();
+        let report = world.dispatcher.cancel_run(run, "user ann", FailureReason::CancelledByUser, false).await.unwrap();
         assert_eq!((report.agents_notified, report.pending_cancelled, report.unreachable), (1, 1, 0));
         let Down::JobCancel(cancel) = agent.next().await else { panic!("a cancel") };
         assert!(!cancel.force);

@@ -19,13 +19,13 @@ use kici_protocol::agent::orchestrator_frame::Frame as Down;
 use kici_protocol::agent::*;
 use kici_protocol::common;
 use kici_store::Store;
-use kici_store::testing::{TestIds, TestStore};
 use kici_store::model::{self, JobRef, JobStart, NewJob, NewNeed, NewRun, QueueEntry};
+use kici_store::testing::{TestIds, TestStore};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 /// Nothing in these tests takes longer; a test that waits for this hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -186,8 +186,7 @@ impl World {
     pub async fn on(store: Store, config: DispatchConfig, clock: Arc<dyn Clock>, ids: Arc<dyn IdSource>) -> Self {
         let changes = Arc::new(Recorder::default());
         let clones = Arc::new(TestClones::default());
-        let ports =
-            Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
+        let ports = Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
         let dispatcher = Dispatcher::new(config.clone(), store.clone(), ports);
         dispatcher.start().await.unwrap();
         Self { dispatcher, store, clock, ids, changes, clones, config }
@@ -515,9 +514,5 @@ impl Agent {
 }
 
 pub fn job_ref(job: &common::JobRef) -> JobRef {
-    JobRef {
-        run_id: job.run_id.parse().unwrap(),
-        job_id: job.job_id.parse().unwrap(),
-        epoch: job.dispatch_epoch,
-    }
+    JobRef { run_id: job.run_id.parse().unwrap(), job_id: job.job_id.parse().unwrap(), epoch: job.dispatch_epoch }
 }
