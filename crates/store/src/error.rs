@@ -59,3 +59,56 @@ pub enum StoreError {
     #[error("database: {0}")]
     Db(String),
 }
+
+impl From<diesel::result::Error> for StoreError {
+    fn from(error: diesel::result::Error) -> Self {
+        use diesel::result::{DatabaseErrorKind as Kind, Error};
+        match error {
+            Error::NotFound => Self::NotFound { what: "row" },
+            Error::DatabaseError(Kind::SerializationFailure, info) => Self::Conflict(info.message().to_owned()),
+            Error::DatabaseError(Kind::ClosedConnection, info) => Self::Unavailable(info.message().to_owned()),
+            // The remaining ones are told apart by their text only: neither driver passes the code on.
+            Error::DatabaseError(_, info) => Self::of_text(info.message()),
+            Error::DeserializationError(error) => Self::Corrupt { what: "row", detail: error.to_string() },
+            other => Self::of_text(&other.to_string()),
+        }
+    }
+}
+
+impl StoreError {
+    fn of_text(text: &str) -> Self {
+        let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+        if has(&["deadlock detected", "database is locked", "database table is locked", "lock timeout"]) {
+            Self::Conflict(text.to_owned())
+        } else if has(&[
+            "disk is full",
+            "disk I/O error",
+            "readonly database",
+            "No space left",
+            "could not extend file",
+        ]) {
+            Self::Full(text.to_owned())
+        } else if has(&[
+            "connection closed",
+            "terminating connection",
+            "starting up",
+            "shutting down",
+            "unable to open",
+        ]) {
+            Self::Unavailable(text.to_owned())
+        } else {
+            Self::Db(text.to_owned())
+        }
+    }
+
+    /// True when repeating the operation at once may help.
+    pub(crate) const fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict(_))
+    }
+}
+
+impl From<diesel::result::ConnectionError> for StoreError {
+    fn from(error: diesel::result::ConnectionError) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+}

@@ -5,10 +5,21 @@
 //! operation returns. A caller that goes away never tears a transaction: the writer finishes it.
 #![forbid(unsafe_code)]
 
+mod advance;
+mod compat;
+mod ctx;
 mod error;
 mod facade;
 pub mod model;
 mod notify;
+mod pg;
+#[cfg(all(test, feature = "testing"))]
+mod schema_tests;
+mod sqlite;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod types;
+mod write;
 
 pub use error::StoreError;
 pub use facade::{Durability, Store, StoreConfig};

@@ -1,6 +1,10 @@
 //! Wake-ups: hints that something changed. The woken task reads the database; every consumer also polls.
 
 use kici_engine::ids::RunId;
+use tokio::sync::broadcast;
+
+/// Wake-ups that a subscriber may be behind before they are merged into [`Wakeup::Missed`].
+const BACKLOG: usize = 1024;
 
 /// What changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,29 +19,6 @@ pub enum Topic {
     Revocations,
 }
 
-/// A subscription to wake-ups.
-#[derive(Debug)]
-pub struct Wakeups {
-    receiver: tokio::sync::broadcast::Receiver<Topic>,
-    wanted: fn(&Topic) -> bool,
-}
-
-impl Wakeups {
-    /// Waits for the next wake-up; none once the store is closed. Wake-ups that nobody fetched in time are merged into
-    /// one of [`Missed`](Wakeup::Missed).
-    pub async fn next(&mut self) -> Option<Wakeup> {
-        use tokio::sync::broadcast::error::RecvError;
-        loop {
-            match self.receiver.recv().await {
-                Ok(topic) if (self.wanted)(&topic) => return Some(Wakeup::Changed(topic)),
-                Ok(_) => {}
-                Err(RecvError::Lagged(_)) => return Some(Wakeup::Missed),
-                Err(RecvError::Closed) => return None,
-            }
-        }
-    }
-}
-
 /// One wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wakeup {
@@ -45,4 +26,71 @@ pub enum Wakeup {
     Changed(Topic),
     /// Anything may have changed: the subscriber was too slow, or the connection that carries the hints was renewed.
     Missed,
+}
+
+impl Wakeup {
+    /// Its form in a notification of PostgreSQL.
+    pub(crate) fn to_text(self) -> String {
+        match self {
+            Self::Changed(Topic::Deliveries) => "deliveries".to_owned(),
+            Self::Changed(Topic::Queue) => "queue".to_owned(),
+            Self::Changed(Topic::Revocations) => "revocations".to_owned(),
+            Self::Changed(Topic::Run(id)) => format!("run:{}", id.uuid()),
+            Self::Missed => "all".to_owned(),
+        }
+    }
+
+    /// Reads [`to_text`](Self::to_text); what is not understood (a newer instance) may be anything.
+    pub(crate) fn of_text(text: &str) -> Self {
+        match text {
+            "deliveries" => Self::Changed(Topic::Deliveries),
+            "queue" => Self::Changed(Topic::Queue),
+            "revocations" => Self::Changed(Topic::Revocations),
+            other => other
+                .strip_prefix("run:")
+                .and_then(|id| id.parse().ok())
+                .map_or(Self::Missed, |id| Self::Changed(Topic::Run(id))),
+        }
+    }
+}
+
+/// A subscription to wake-ups.
+#[derive(Debug)]
+pub struct Wakeups {
+    receiver: broadcast::Receiver<Wakeup>,
+    wanted: fn(&Topic) -> bool,
+}
+
+impl Wakeups {
+    /// Waits for the next wake-up; none once the store is closed.
+    pub async fn next(&mut self) -> Option<Wakeup> {
+        use broadcast::error::RecvError;
+        loop {
+            match self.receiver.recv().await {
+                Ok(Wakeup::Changed(topic)) if !(self.wanted)(&topic) => {}
+                Ok(wakeup) => return Some(wakeup),
+                Err(RecvError::Lagged(_)) => return Some(Wakeup::Missed),
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+}
+
+/// Hands wake-ups to the subscribers in this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Notifier(broadcast::Sender<Wakeup>);
+
+impl Notifier {
+    pub(crate) fn new() -> Self {
+        Self(broadcast::channel(BACKLOG).0)
+    }
+
+    pub(crate) fn publish(&self, wakeup: Wakeup) {
+        // Nobody listening is fine.
+        let _ = self.0.send(wakeup);
+    }
+
+    pub(crate) fn subscribe(&self, wanted: fn(&Topic) -> bool) -> Wakeups {
+        Wakeups { receiver: self.0.subscribe(), wanted }
+    }
 }

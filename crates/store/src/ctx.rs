@@ -1,0 +1,86 @@
+//! What an operation gets besides its connection.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kici_engine::ids::{IdSource, InstanceId};
+use kici_engine::time::{Clock, Ts};
+use uuid::Uuid;
+
+use crate::notify::Topic;
+
+/// Lock documents kept in memory; they are named by their content, so an entry is never out of date.
+const LOCKS_KEPT: usize = 256;
+
+/// What all operations of a store share.
+pub(crate) struct Shared {
+    pub(crate) node: InstanceId,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) ids: Arc<dyn IdSource>,
+    /// Marks this store's own notifications on PostgreSQL.
+    pub(crate) mark: Uuid,
+    locks: Mutex<HashMap<String, Arc<Vec<u8>>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(node: InstanceId, clock: Arc<dyn Clock>, ids: Arc<dyn IdSource>) -> Self {
+        let mark = ids.uuid();
+        Self { node, clock, ids, mark, locks: Mutex::new(HashMap::new()) }
+    }
+}
+
+/// One run of one operation.
+pub(crate) struct Ctx {
+    shared: Arc<Shared>,
+    /// When the operation began; all rows it writes carry this time.
+    pub(crate) now: Ts,
+    topics: Mutex<Vec<Topic>>,
+}
+
+impl Ctx {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), now: shared.clock.now(), topics: Mutex::default() }
+    }
+
+    /// This instance.
+    pub(crate) fn node(&self) -> &InstanceId {
+        &self.shared.node
+    }
+
+    /// A fresh id.
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.shared.ids.uuid()
+    }
+
+    /// The source of fresh ids.
+    pub(crate) fn ids(&self) -> &dyn IdSource {
+        &*self.shared.ids
+    }
+
+    /// Wakes the subscribers of `topic` once the transaction is committed.
+    pub(crate) fn wake(&self, topic: Topic) {
+        let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        if !topics.contains(&topic) {
+            topics.push(topic);
+        }
+    }
+
+    /// What [`wake`](Self::wake) was told.
+    pub(crate) fn into_topics(self) -> Vec<Topic> {
+        self.topics.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lock document from memory.
+    pub(crate) fn lock_kept(&self, digest: &str) -> Option<Arc<Vec<u8>>> {
+        self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned()
+    }
+
+    /// Keeps a lock document that was read from the database.
+    pub(crate) fn keep_lock(&self, digest: &str, body: &Arc<Vec<u8>>) {
+        let mut locks = self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if locks.len() >= LOCKS_KEPT {
+            locks.clear();
+        }
+        locks.insert(digest.to_owned(), Arc::clone(body));
+    }
+}

@@ -1,0 +1,18 @@
+//! The queries, compiled once for each database: `backend` and the macros come from the parent module.
+
+use super::backend;
+
+pub(crate) mod schema;
+
+pub(crate) mod deliveries;
+pub(crate) mod fleet;
+pub(crate) mod meta;
+pub(crate) mod queue;
+pub(crate) mod queue_lists;
+mod rows;
+pub(crate) mod run_lists;
+pub(crate) mod runs;
+pub(crate) mod settle;
+pub(crate) mod sources;
+pub(crate) mod steps;
+pub(crate) mod tokens;
