@@ -321,6 +321,15 @@ mod tests {
         assert!(Condition::compile(&"$.a".repeat(300), &json!(1)).is_err());
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_a_path_or_an_error(text in r"\$?[\[\]().*?@$:,'a-c0-2&|=!<> -]{0,40}") {
+            if let Ok(condition) = Condition::compile(&text, &json!(1)) {
+                let _ = condition.evaluate(&json!({"a": [1, {"b": 2}], "c": "x"}));
+            }
+        }
+    }
+
     #[test]
     fn a_document_that_would_cost_too_much_is_not_walked() {
         let large = Json::Array((0..10_001).map(Json::from).collect());

@@ -96,7 +96,7 @@ pub fn render_long(diagnostic: &Diagnostic, source: &str, colour: bool) -> Strin
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
     };
-    let label = label(&diagnostic.expected);
+    let label = label(diagnostic);
     let span = byte_span(diagnostic, source);
     let snippet = Snippet::source(source)
         .path(diagnostic.file.as_str())
@@ -119,8 +119,10 @@ pub fn render_short(diagnostic: &Diagnostic) -> String {
     let Diagnostic { file, line, col, code, .. } = diagnostic;
     let severity = diagnostic.severity.word();
     let mut text = format!("{file}:{line}:{col}: {severity}[{code}]: {}", diagnostic.message.replace('`', "'"));
-    if let Some(suggestion) = &diagnostic.suggestion {
-        text.push_str(&format!("; did you mean {}?", quoted(suggestion, '\'')));
+    match (&diagnostic.suggestion, label(diagnostic)) {
+        (Some(suggestion), _) => text.push_str(&format!("; did you mean {}?", quoted(suggestion, '\''))),
+        (None, Some(expected)) => text.push_str(&format!("; {}", expected.replace('`', "'"))),
+        (None, None) => {}
     }
     if let Some(help) = &diagnostic.help {
         text.push_str(&format!("; {}", help.replace('`', "'")));
@@ -144,13 +146,14 @@ fn quoted(text: &str, quote: char) -> String {
 }
 
 /// One thing, or the first five of many with their number.
-fn label(expected: &[String]) -> Option<String> {
+fn label(diagnostic: &Diagnostic) -> Option<String> {
     const SHOWN: usize = 5;
-    match expected {
+    let unit = if diagnostic.code == "K0102" { "keys" } else { "in all" };
+    match diagnostic.expected.as_slice() {
         [] => None,
         [one] => Some(format!("expected {one}")),
         many if many.len() <= SHOWN + 1 => Some(format!("expected one of: {}", many.join(", "))),
-        many => Some(format!("expected one of: {}, … ({} keys)", many[..SHOWN].join(", "), many.len())),
+        many => Some(format!("expected one of: {}, … ({} {unit})", many[..SHOWN].join(", "), many.len())),
     }
 }
 

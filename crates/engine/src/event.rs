@@ -168,4 +168,33 @@ impl Event {
     pub fn branch(&self) -> Option<&str> {
         self.source_branch.as_deref().or(self.target_branch.as_deref())
     }
+
+    /// A copy without the payload, which may be megabytes and is copied only where it is read.
+    pub fn without_payload(&self) -> Self {
+        Self {
+            kind: self.kind,
+            raw_name: self.raw_name.clone(),
+            action: self.action.clone(),
+            org: self.org.clone(),
+            routing_key: self.routing_key.clone(),
+            provider: self.provider.clone(),
+            source: self.source.clone(),
+            repo: self.repo.clone(),
+            git_ref: self.git_ref.clone(),
+            sha: self.sha.clone(),
+            target_branch: self.target_branch.clone(),
+            source_branch: self.source_branch.clone(),
+            base_sha: self.base_sha.clone(),
+            tag: self.tag.clone(),
+            default_branch: self.default_branch.clone(),
+            is_fork_pr: self.is_fork_pr,
+            pr_number: self.pr_number,
+            sender: self.sender.clone(),
+            commit_message: self.commit_message.clone(),
+            inputs: self.inputs.clone(),
+            requested_workflow: self.requested_workflow.clone(),
+            payload: Json::Null,
+            chain_depth: self.chain_depth,
+        }
+    }
 }

@@ -184,8 +184,7 @@ pub struct JobRef<'a> {
 /// [`PlanError`]. A fault of a single job (matrix, condition, labels) fails that job in the plan, not the plan.
 pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
     let workflow = scope.workflow;
-    let nothing = BTreeMap::new();
-    let context = context(scope, &nothing, &Needs::new());
+    let mut context = context(scope, &BTreeMap::new(), &Needs::new());
     if let Some(condition) = &workflow.condition {
         let verdict = expr::eval_bool(condition, &context, &Functions::default());
         let fault =
@@ -198,10 +197,18 @@ pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
     let run_name = run_name(scope, &context, &mut notes);
     let mut jobs = Vec::new();
     for (index, job) in workflow.jobs.iter().enumerate() {
-        plan_job(scope, &context, index, job, &mut jobs);
-        if jobs.len() > MAX_JOBS {
-            return Err(PlanError::TooManyJobs { workflow: workflow.name.clone(), count: jobs.len() });
+        let (variants, fault) = match variants(job, &context) {
+            Ok(variants) => (variants, None),
+            Err(message) => (vec![None], Some(message)),
+        };
+        if jobs.len() + variants.len() > MAX_JOBS {
+            let count = jobs.len() + variants.len();
+            return Err(PlanError::TooManyJobs { workflow: workflow.name.clone(), count });
         }
+        for variant in variants {
+            jobs.push(plan_job(workflow, index, variant, fault.clone(), &mut context));
+        }
+        context.set("matrix", json(&BTreeMap::<String, String>::new()));
     }
     Ok(Planned::Run(RunPlan { run_name, timeout_ms: workflow.timeout_ms, jobs, notes }))
 }
@@ -226,51 +233,51 @@ fn title(text: &str) -> Option<String> {
     (!line.is_empty()).then_some(line)
 }
 
-fn plan_job(scope: Scope<'_>, context: &Context, index: usize, job: &Job, out: &mut Vec<JobPlan>) {
-    let one = |variant: Option<Variant>, broken: Option<String>| {
-        let (label, matrix) = variant.map_or_else(Default::default, |v| (Some(v.label), v.values));
-        let name = label.as_ref().map_or_else(|| job.name.clone(), |label| format!("{} ({label})", job.name));
-        let needs = Needs::new();
-        let start = match broken {
-            Some(message) => Start::Now(Activation::Fail { reason: FailureReason::ExprError, message }),
-            None if !job.needs.is_empty() => Start::AfterNeeds,
-            None => {
-                let this = JobRef { name: &name, job_index: index, matrix: &matrix, needs: &needs };
-                Start::Now(activate(scope, this))
-            }
-        };
-        JobPlan {
-            display_name: display_name(job, &name, label.as_deref(), &matrix, context),
-            name,
-            base_name: job.name.clone(),
-            job_index: index,
-            variant_label: label,
-            matrix,
-            needs: job.needs.clone(),
-            start,
-            max_parallel: job.max_parallel,
-            fail_fast: job.fail_fast,
-            timeout_ms: job.timeout_ms,
-        }
+/// Plans one job or variant. `fault` is what keeps it from ever running. Leaves its matrix in `context`.
+fn plan_job(
+    workflow: &Workflow,
+    index: usize,
+    variant: Option<Variant>,
+    fault: Option<String>,
+    context: &mut Context,
+) -> JobPlan {
+    let job = &workflow.jobs[index];
+    let name = variant.as_ref().map_or_else(|| job.name.clone(), |variant| variant.job_name(&job.name));
+    let (label, matrix) = variant.map_or_else(Default::default, |variant| (Some(variant.label), variant.values));
+    context.set("matrix", json(&matrix));
+    let start = match fault {
+        Some(message) => Start::Now(Activation::Fail { reason: FailureReason::ExprError, message }),
+        None if job.needs.is_empty() => Start::Now(activate::decide(workflow, job, context)),
+        None => Start::AfterNeeds,
     };
-    match variants(job, context) {
-        Ok(None) => out.push(one(None, None)),
-        Ok(Some(variants)) => out.extend(variants.into_iter().map(|variant| one(Some(variant), None))),
-        Err(message) => out.push(one(None, Some(message))),
+    JobPlan {
+        display_name: display_name(job, &name, label.as_deref(), context),
+        name,
+        base_name: job.name.clone(),
+        job_index: index,
+        variant_label: label,
+        matrix,
+        needs: job.needs.clone(),
+        start,
+        max_parallel: job.max_parallel,
+        fail_fast: job.fail_fast,
+        timeout_ms: job.timeout_ms,
     }
 }
 
-fn variants(job: &Job, context: &Context) -> Result<Option<Vec<Variant>>, String> {
+/// The variants of a job; one that is none where it has no matrix.
+fn variants(job: &Job, context: &Context) -> Result<Vec<Option<Variant>>, String> {
     let computed;
     let table = match &job.matrix {
-        None => return Ok(None),
+        None => return Ok(vec![None]),
         Some(Matrix::Table(table)) => table,
         Some(Matrix::Expr(text)) => {
             computed = matrix_of(text, context)?;
             &computed
         }
     };
-    matrix::expand(table).map(Some).map_err(|error| error.to_string())
+    let variants = matrix::expand(table).map_err(|error| error.to_string())?;
+    Ok(variants.into_iter().map(Some).collect())
 }
 
 fn matrix_of(text: &str, context: &Context) -> Result<MatrixTable, String> {
@@ -287,16 +294,9 @@ fn matrix_of(text: &str, context: &Context) -> Result<MatrixTable, String> {
 }
 
 /// A fixed title is the same for all variants, so their values are added to it.
-fn display_name(
-    job: &Job,
-    name: &str,
-    label: Option<&str>,
-    matrix: &BTreeMap<String, String>,
-    context: &Context,
-) -> String {
+fn display_name(job: &Job, name: &str, label: Option<&str>, context: &Context) -> String {
     let Some(value) = &job.display_name else { return name.to_owned() };
-    let context = context.clone().with("matrix", json(matrix));
-    let Some(text) = rendered(value, &context).ok().and_then(|text| title(&text)) else { return name.to_owned() };
+    let Some(text) = rendered(value, context).ok().and_then(|text| title(&text)) else { return name.to_owned() };
     let tells_apart = matches!(value, Value::Template { template, .. } if template.contains("matrix"));
     match label {
         Some(label) if !tells_apart => format!("{text} ({label})"),

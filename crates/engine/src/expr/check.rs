@@ -63,6 +63,9 @@ const AGENT_VARIABLES: [&str; 4] = ["agent", "env", "steps", "job"];
 const VARIABLES: [&str; 14] = [
     "event", "repo", "ref", "sha", "branch", "inputs", "vars", "matrix", "needs", "run", "agent", "env", "steps", "job",
 ];
+/// Variables of another system and where the same things are here.
+const FOREIGN: [(&str, &str); 4] =
+    [("github", "event"), ("runner", "agent"), ("gitea", "event"), ("strategy", "matrix")];
 /// Names of CEL's types, which are values.
 const TYPES: [&str; 10] = ["bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"];
 
@@ -159,7 +162,11 @@ fn check_variable(reference: &super::Reference, scope: &Scope) -> Option<Finding
             at,
         );
     }
-    let candidates = scope.variables.keys().map(|name| (*name).to_owned()).collect();
+    let meant = FOREIGN.iter().find(|(word, _)| *word == root).map(|(_, ours)| *ours);
+    let candidates = match meant.filter(|ours| scope.variables.contains_key(ours)) {
+        Some(ours) => vec![ours.to_owned()],
+        None => scope.variables.keys().map(|name| (*name).to_owned()).collect(),
+    };
     finding(FindingKind::Unknown, format!("unknown variable `{root}`"), candidates, root, at)
 }
 

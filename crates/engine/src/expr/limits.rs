@@ -21,6 +21,19 @@ pub(super) struct Facts {
 }
 
 impl Facts {
+    /// For a source that is names joined by dots, and nothing that the language reserves.
+    pub(super) fn of_path(source: &str) -> Option<Self> {
+        let mut names = source.split('.');
+        let root = names.next().filter(|root| is_name(root) && !RESERVED.contains(root))?;
+        let path: Vec<String> = names.map(str::to_owned).collect();
+        if path.len() + 1 > MAX_LEVELS || !path.iter().all(|name| is_name(name) && !RESERVED.contains(&name.as_str())) {
+            return None;
+        }
+        let nodes = path.len() + 1;
+        let references = vec![Reference { root: root.to_owned(), path, offset: 0 }];
+        Some(Self { references, calls: Vec::new(), loops: 0, levels: nodes, nodes, additions: 0 })
+    }
+
     pub(super) fn of(source: &str, program: &Program) -> Result<Self, ExprError> {
         let walk = Walk::of(program);
         if walk.nodes > MAX_NODES {
@@ -56,6 +69,49 @@ impl Facts {
         })
     }
 }
+
+fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+/// Words of the CEL grammar and names of its types (CEL specification, syntax and values).
+const RESERVED: [&str; 34] = [
+    "as",
+    "bool",
+    "break",
+    "bytes",
+    "const",
+    "continue",
+    "double",
+    "dyn",
+    "else",
+    "false",
+    "for",
+    "function",
+    "if",
+    "import",
+    "in",
+    "int",
+    "let",
+    "list",
+    "loop",
+    "map",
+    "namespace",
+    "null",
+    "null_type",
+    "optional",
+    "package",
+    "return",
+    "string",
+    "timestamp",
+    "true",
+    "type",
+    "uint",
+    "var",
+    "void",
+    "while",
+];
 
 /// A method call is recorded at its parenthesis; its name stands before.
 fn start_of_call(source: &str, call: &Call) -> usize {

@@ -204,3 +204,25 @@ fn the_longest_chains_need_no_large_stack() {
         assert!(thread.unwrap().join().is_ok());
     }
 }
+
+#[test]
+fn paths_and_programs_agree() {
+    let context = Context::new()
+        .with("event", json!({"payload": {"a": {"b": [1, {"c": null}]}, "in": 1, "big": "x".repeat(1 << 20)}}))
+        .with("int", 1);
+    for path in ["event", "event.payload.a", "event.payload.a.b", "event.payload.a.x", "event.payload.a.b.c", "nope.a"]
+    {
+        if path == "event" {
+            assert!(eval(path, &context).is_err() && eval("(event)", &context).is_err(), "too large");
+            continue;
+        }
+        let (looked_up, evaluated) = (eval(path, &context), eval(&format!("({path})"), &context));
+        assert_eq!(looked_up.is_ok(), evaluated.is_ok(), "{path}: {looked_up:?} {evaluated:?}");
+        if let Ok(value) = looked_up {
+            assert_eq!(Ok(value), evaluated, "{path}");
+        }
+    }
+    for reserved in ["event.in", "true", "null"] {
+        assert!(!matches!(Expr::parse(reserved), Ok(Expr { body: Body::Path, .. })), "{reserved}");
+    }
+}

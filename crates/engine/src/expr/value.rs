@@ -159,6 +159,25 @@ fn to_json_within(value: &Value, left: &mut usize) -> Result<Json, String> {
     }
 }
 
+/// Whether JSON is at most `limit` bytes, roughly.
+pub(super) fn within_limit(json: &Json, limit: usize) -> Result<(), String> {
+    let mut size = Size::default();
+    let fits = measure(json, &mut size).is_ok() && size.bytes <= limit;
+    if fits { Ok(()) } else { Err("the value is larger than 1 MiB".to_owned()) }
+}
+
+fn measure(json: &Json, size: &mut Size) -> Result<(), ExprError> {
+    match json {
+        Json::Array(items) => items.iter().try_for_each(|item| measure(item, size)),
+        Json::Object(fields) => fields.iter().try_for_each(|(key, field)| {
+            size.add(key.len())?;
+            measure(field, size)
+        }),
+        Json::String(text) => size.add(text.len()),
+        _ => size.add(8),
+    }
+}
+
 /// How a value reads inside text: strings bare, null as nothing, lists and maps as JSON.
 pub(super) fn to_text(json: &Json) -> String {
     match json {
@@ -208,12 +227,27 @@ pub(super) fn syntax_error(source: &str, errors: &cel::ParseErrors) -> ExprError
     let Some(first) = errors.errors.first() else {
         return ExprError::Syntax { message: "it cannot be parsed".to_owned(), offset: 0 };
     };
-    let message = first.msg.strip_prefix("Syntax error: ").unwrap_or(&first.msg);
-    let message = message.lines().next().unwrap_or_default().to_owned();
+    let message = plain_message(first.msg.strip_prefix("Syntax error: ").unwrap_or(&first.msg));
     let line = usize::try_from(first.pos.0 - 1).unwrap_or(0);
     let column = usize::try_from(first.pos.1 - 1).unwrap_or(0);
     let start: usize = source.split_inclusive('\n').take(line).map(str::len).sum();
     let rest = source.get(start..).unwrap_or_default();
     let offset = start + rest.char_indices().nth(column).map_or(rest.len(), |(byte, _)| byte);
     ExprError::Syntax { message, offset: offset.min(source.len()) }
+}
+
+/// The parser's messages list token names; what stands in the source is what helps.
+fn plain_message(message: &str) -> String {
+    let line = message.lines().next().unwrap_or_default();
+    let quoted = |after: &str| line.strip_prefix(after).and_then(|rest| rest.strip_prefix('\'')).map(str::trim);
+    let token = quoted("mismatched input ")
+        .or_else(|| quoted("extraneous input "))
+        .map(|rest| rest.split("' expecting").next().unwrap_or(rest))
+        .or_else(|| quoted("token recognition error at: ").or_else(|| quoted("no viable alternative at input ")));
+    match token.map(|token| token.trim_end_matches('\'').trim()) {
+        Some("<EOF>") => "it ends too early".to_owned(),
+        Some(token) if token.starts_with('=') => "`=` does not compare, write `==`".to_owned(),
+        Some("") | None => line.replace('\'', "`"),
+        Some(token) => format!("unexpected `{}`", token.chars().take(40).collect::<String>()),
+    }
 }

@@ -15,22 +15,28 @@ use crate::state::FailureReason;
 /// Decides what a job does whose needs are met: its condition, then its labels, then its environment. A job that the workflow
 /// does not have fails with a message.
 pub fn activate(scope: Scope<'_>, job: JobRef<'_>) -> Activation {
+    match scope.workflow.jobs.get(job.job_index) {
+        Some(definition) => decide(scope.workflow, definition, &context(scope, job.matrix, job.needs)),
+        None => Activation::Fail { reason: FailureReason::ExprError, message: no_such_job(job) },
+    }
+}
+
+/// The same with a context that is made already: it may hold a large payload.
+pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context) -> Activation {
     let fail = |message: String| Activation::Fail { reason: FailureReason::ExprError, message };
-    let Some(definition) = scope.workflow.jobs.get(job.job_index) else { return fail(no_such_job(job)) };
-    let context = context(scope, job.matrix, job.needs);
-    if let Some(condition) = &definition.condition {
-        match expr::eval_bool(condition, &context, &Functions::default()) {
+    if let Some(condition) = &job.condition {
+        match expr::eval_bool(condition, context, &Functions::default()) {
             Ok(true) => {}
             Ok(false) => return Activation::Skip { reason: format!("`if` is false: {condition}") },
             Err(error) => return fail(format!("if: {error}")),
         }
     }
-    let selector = match render_selector(&definition.runs_on, &context) {
+    let selector = match render_selector(&job.runs_on, context) {
         Ok(selector) => selector,
         Err(message) => return fail(format!("runs_on: {message}")),
     };
     // Rendered again when the job is offered; a fault shows here, before it waits for an agent.
-    match environment(scope.workflow, definition, &context) {
+    match environment(workflow, job, context) {
         Ok(_) => Activation::Enqueue { selector },
         Err(message) => fail(message),
     }

@@ -11,11 +11,13 @@ use crate::lock::{Job, Matcher, Matrix, Stage, Value, Workflow};
 
 /// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
 /// What the event lacks is the empty text, never an unknown name; within `event` it is absent, for `has()`.
+/// The payload is there if the workflow reads it.
 pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Needs) -> Context {
     let event = scope.event;
+    let shown = if wants_payload(scope.workflow) { json(event) } else { json(&event.without_payload()) };
     let text = |value: Option<&str>| Json::from(value.unwrap_or_default());
     Context::new()
-        .with("event", json(event))
+        .with("event", shown)
         .with("repo", text(event.repo.as_deref()))
         .with("ref", text(event.git_ref.as_deref()))
         .with("sha", text(event.sha.as_deref()))

@@ -116,7 +116,13 @@ impl<'a> Builder<'a> {
             return;
         }
         let span = Span { start: pos, end: Pos { col: pos.col + 1, ..pos } };
-        self.faults.push(fault(FaultKind::Syntax, span, format!("not valid YAML: {info}")));
+        let mut syntax = fault(FaultKind::Syntax, span, format!("not valid YAML: {info}"));
+        if line.trim_start().starts_with([']', '}']) && info.contains("indentation") {
+            syntax.help = Some("indent the closing bracket more than the key it belongs to".to_owned());
+        } else if info.contains("mapping values are not allowed") {
+            syntax.help = Some("put a text with `: ` in quotes".to_owned());
+        }
+        self.faults.push(syntax);
     }
 
     fn stream(&mut self, documents: &mut Vec<Document>) -> Result<(), Stop> {

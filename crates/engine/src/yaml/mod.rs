@@ -153,6 +153,9 @@ impl Node {
                 Some(Core::Bool(_)) => format!("boolean {text}"),
                 Some(Core::Int(_)) => format!("integer {text}"),
                 Some(Core::Float(_)) => format!("number {text}"),
+                _ if text.is_empty() => "an empty text".to_owned(),
+                // In quotes, and another type without them.
+                _ if self::core(text) != Core::Str => format!("the text \"{text}\""),
                 _ => format!("`{}`", shorten(text)),
             },
         }

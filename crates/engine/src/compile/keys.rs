@@ -1,0 +1,250 @@
+//! The keys of the language, and what people write instead of them.
+
+use strsim::damerau_levenshtein;
+
+/// The keys of one map.
+#[derive(Debug)]
+pub(crate) struct KeySet {
+    /// Accepted, sorted.
+    pub(crate) accepted: &'static [&'static str],
+    /// Part of the language, but refused by this version.
+    pub(crate) planned: &'static [&'static str],
+}
+
+pub(crate) const WORKFLOW: KeySet = KeySet {
+    accepted: &["defaults", "description", "env", "if", "jobs", "name", "on", "run_name", "timeout"],
+    planned: &["approval", "concurrency", "hash_files", "hooks", "install_env", "registries", "requires", "secrets"],
+};
+pub(crate) const DEFAULTS: KeySet =
+    KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
+pub(crate) const ON: KeySet = KeySet {
+    accepted: &["hook", "manual", "pull_request", "push", "tag"],
+    planned: &[
+        "comment",
+        "create",
+        "delete",
+        "dispatch",
+        "event",
+        "fork",
+        "job_complete",
+        "lifecycle",
+        "release",
+        "review",
+        "review_comment",
+        "schedule",
+        "star",
+        "status",
+        "watch",
+        "webhook",
+        "workflow_complete",
+        "workflow_run",
+        "workflows_failed_batch",
+    ],
+};
+pub(crate) const PUSH: KeySet = KeySet { accepted: &["branches", "paths"], planned: &["repos"] };
+pub(crate) const PULL_REQUEST: KeySet =
+    KeySet { accepted: &["branches", "paths", "source_branches", "types"], planned: &["repos"] };
+pub(crate) const TAG: KeySet = KeySet { accepted: &["tags"], planned: &["repos"] };
+pub(crate) const MANUAL: KeySet = KeySet { accepted: &["inputs"], planned: &[] };
+pub(crate) const HOOK: KeySet = KeySet { accepted: &["events", "match", "not", "source"], planned: &[] };
+pub(crate) const INPUT: KeySet = KeySet {
+    accepted: &["default", "description", "max", "min", "pattern", "required", "type", "values"],
+    planned: &[],
+};
+pub(crate) const JOB: KeySet = KeySet {
+    accepted: &[
+        "checkout",
+        "description",
+        "env",
+        "fail_fast",
+        "grace_period",
+        "if",
+        "matrix",
+        "max_parallel",
+        "name",
+        "needs",
+        "outputs",
+        "run",
+        "runs_on",
+        "steps",
+        "timeout",
+    ],
+    planned: &[
+        "approval",
+        "artifacts",
+        "cache",
+        "concurrency",
+        "container",
+        "environment",
+        "generate",
+        "git_credentials",
+        "hooks",
+        "id_token",
+        "include_uninitialized",
+        "init",
+        "invoke",
+        "on_unreachable",
+        "provenance",
+        "resources",
+        "retry",
+        "rules",
+        "runs_on_all",
+        "secrets",
+        "services",
+    ],
+};
+pub(crate) const NEED: KeySet = KeySet { accepted: &["job", "when"], planned: &["group"] };
+pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels"], planned: &["pick"] };
+pub(crate) const CHECKOUT: KeySet =
+    KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
+pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
+pub(crate) const STEP: KeySet = KeySet {
+    accepted: &["continue_on_error", "env", "id", "if", "name", "run", "shell", "timeout", "working_directory"],
+    planned: &[
+        "apply",
+        "approval",
+        "cache",
+        "check",
+        "drift_exit_code",
+        "emit",
+        "hooks",
+        "parallel",
+        "retry",
+        "secrets",
+        "use",
+        "wait_for",
+        "when_in_sync",
+        "with",
+    ],
+};
+
+/// Words of other systems and what they are here; the first target that the place knows is meant.
+const FOREIGN: [(&str, &[&str]); 40] = [
+    ("agent", &["runs_on"]),
+    ("before_script", &["steps"]),
+    ("branch", &["branches"]),
+    ("branches_ignore", &["branches"]),
+    ("clone", &["checkout"]),
+    ("commands", &["run"]),
+    ("cron", &["schedule"]),
+    ("cwd", &["working_directory"]),
+    ("depends_on", &["needs"]),
+    ("dependencies", &["needs"]),
+    ("directory", &["working_directory"]),
+    ("environment_variables", &["env"]),
+    ("except", &["if"]),
+    ("file", &["use"]),
+    ("image", &["container"]),
+    ("allow_failure", &["continue_on_error"]),
+    ("labels", &["runs_on"]),
+    ("merge_request", &["pull_request"]),
+    ("mr", &["pull_request"]),
+    ("needs_all", &["needs"]),
+    ("only", &["if", "branches"]),
+    ("paths_ignore", &["paths"]),
+    ("path", &["paths"]),
+    ("pr", &["pull_request"]),
+    ("pull_request_target", &["pull_request"]),
+    ("pipeline", &["jobs", "steps"]),
+    ("repository_dispatch", &["dispatch"]),
+    ("script", &["run"]),
+    ("stage", &["needs"]),
+    ("stages", &["jobs", "needs"]),
+    ("strategy", &["matrix"]),
+    ("tags_ignore", &["tags"]),
+    ("tasks", &["steps"]),
+    ("timeout_minutes", &["timeout"]),
+    ("title", &["name", "run_name"]),
+    ("uses", &["use"]),
+    ("variables", &["env", "inputs"]),
+    ("when", &["if", "on"]),
+    ("workflow_dispatch", &["manual"]),
+    ("workdir", &["working_directory"]),
+];
+
+impl KeySet {
+    /// The key that was probably meant.
+    pub(crate) fn suggest(&self, key: &str) -> Option<&'static str> {
+        let all = || self.accepted.iter().chain(self.planned).copied();
+        let folded = fold(key);
+        if let Some(same) = all().find(|known| fold(known) == folded) {
+            return Some(same);
+        }
+        let foreign = FOREIGN.iter().find(|(word, _)| fold(word) == folded);
+        if let Some(meant) = foreign.and_then(|(_, targets)| targets.iter().find(|t| all().any(|k| k == **t))) {
+            return Some(meant);
+        }
+        nearest(key, all())
+    }
+}
+
+/// The candidate within a distance of 2, or of 1 for words of up to 4 characters; the nearest, then the first.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Distance costs the product of the lengths; a key of kilobytes is no typing error.
+    if word.len() > 64 {
+        return None;
+    }
+    let folded = fold(word);
+    let limit = if word.chars().count() <= 4 { 1 } else { 2 };
+    let scored = candidates.into_iter().map(|candidate| {
+        let distance = if fold(candidate) == folded { 0 } else { damerau_levenshtein(word, candidate) };
+        (distance, candidate)
+    });
+    scored.filter(|(distance, _)| *distance <= limit).min_by_key(|(distance, _)| *distance).map(|(_, c)| c)
+}
+
+fn fold(word: &str) -> String {
+    word.chars().filter(|c| !matches!(c, '-' | '_')).flat_map(char::to_lowercase).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_sets_are_sorted_and_disjoint() {
+        let sets = [
+            WORKFLOW,
+            DEFAULTS,
+            ON,
+            PUSH,
+            PULL_REQUEST,
+            TAG,
+            MANUAL,
+            HOOK,
+            INPUT,
+            JOB,
+            NEED,
+            RUNS_ON,
+            CHECKOUT,
+            SHELL,
+            STEP,
+        ];
+        for set in sets {
+            assert!(set.accepted.is_sorted() && set.planned.is_sorted(), "{set:?}");
+            assert!(set.planned.iter().all(|key| !set.accepted.contains(key)), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn suggestions() {
+        let cases = [
+            (&JOB, "runs-on", Some("runs_on")),
+            (&JOB, "RunsOn", Some("runs_on")),
+            (&JOB, "strategy", Some("matrix")),
+            (&JOB, "stage", Some("needs")),
+            (&JOB, "script", Some("run")),
+            (&JOB, "timeout-minutes", Some("timeout")),
+            (&JOB, "stepz", Some("steps")),
+            (&JOB, "nonsense", None),
+            (&STEP, "uses", Some("use")),
+            (&STEP, "rum", Some("run")),
+            (&ON, "workflow_dispatch", Some("manual")),
+            (&ON, "pull-request", Some("pull_request")),
+            (&PUSH, "branches-ignore", Some("branches")),
+        ];
+        for (set, key, expected) in cases {
+            assert_eq!(set.suggest(key), expected, "{key}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What expressions may name at each place of a workflow.
+
+use std::collections::BTreeMap;
+
+use crate::expr::{Scope, Shape};
+
+/// The declared inputs of all triggers; a run has those of the trigger that started it.
+pub(super) type Inputs = Vec<String>;
+
+fn leaves<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Shape {
+    Shape::Fields(names.into_iter().map(|name| (name.into(), Shape::Leaf)).collect())
+}
+
+fn event() -> Shape {
+    const LEAVES: [&str; 18] = [
+        "kind",
+        "raw_name",
+        "action",
+        "org",
+        "routing_key",
+        "provider",
+        "source",
+        "repo",
+        "ref",
+        "sha",
+        "target_branch",
+        "source_branch",
+        "base_sha",
+        "tag",
+        "default_branch",
+        "is_fork_pr",
+        "pr_number",
+        "commit_message",
+    ];
+    let mut fields: BTreeMap<String, Shape> = LEAVES.iter().map(|name| ((*name).to_owned(), Shape::Leaf)).collect();
+    fields.insert("chain_depth".to_owned(), Shape::Leaf);
+    fields.insert("requested_workflow".to_owned(), Shape::Leaf);
+    fields.insert("sender".to_owned(), leaves(["username", "user_id"]));
+    fields.insert("inputs".to_owned(), Shape::Open);
+    fields.insert("payload".to_owned(), Shape::Open);
+    Shape::Fields(fields)
+}
+
+/// What exists everywhere: the event, the commit, the run.
+pub(super) fn workflow(key: &str, inputs: &Inputs) -> Scope {
+    let variables = BTreeMap::from([
+        ("event", event()),
+        ("repo", Shape::Leaf),
+        ("ref", Shape::Leaf),
+        ("sha", Shape::Leaf),
+        ("branch", Shape::Leaf),
+        ("inputs", leaves(inputs)),
+        ("vars", Shape::Open),
+        ("run", leaves(["id", "attempt", "check_mode"])),
+    ]);
+    Scope { agent: false, key: key.to_owned(), variables }
+}
+
+/// What a job adds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JobNames {
+    /// The keys of its matrix; none where an expression yields them.
+    pub(super) matrix: Option<Vec<String>>,
+    /// The jobs it needs with the outputs they declare.
+    pub(super) needs: BTreeMap<String, Vec<String>>,
+}
+
+/// For keys that are rendered when the run is planned: the needs have no results yet.
+pub(super) fn planned_job(key: &str, inputs: &Inputs, names: &JobNames) -> Scope {
+    let mut scope = workflow(key, inputs);
+    let matrix = names.matrix.as_ref().map_or(Shape::Open, leaves);
+    scope.variables.insert("matrix", matrix);
+    scope
+}
+
+/// For keys that are rendered when the needs of the job are met.
+pub(super) fn ready_job(key: &str, inputs: &Inputs, names: &JobNames) -> Scope {
+    let mut scope = planned_job(key, inputs, names);
+    let need = |outputs: &Vec<String>| {
+        Shape::Fields(BTreeMap::from([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), leaves(outputs))]))
+    };
+    let needs = names.needs.iter().map(|(name, outputs)| (name.clone(), need(outputs))).collect();
+    scope.variables.insert("needs", Shape::Fields(needs));
+    scope
+}
+
+/// What the agent knows before the first step.
+pub(super) fn on_agent(mut scope: Scope) -> Scope {
+    scope.agent = true;
+    let agent = BTreeMap::from([
+        ("os".to_owned(), Shape::Leaf),
+        ("arch".to_owned(), Shape::Leaf),
+        ("host".to_owned(), Shape::Leaf),
+        ("labels".to_owned(), Shape::Open),
+    ]);
+    scope.variables.insert("agent", Shape::Fields(agent));
+    scope
+}
+
+/// For the keys of a step: the environment, the steps before it that have an id, and how the job is doing.
+pub(super) fn step(key: &str, inputs: &Inputs, names: &JobNames, steps: &[String]) -> Scope {
+    let mut scope = on_agent(ready_job(key, inputs, names));
+    let step =
+        || Shape::Fields(BTreeMap::from([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), Shape::Open)]));
+    scope.variables.insert("env", Shape::Open);
+    scope.variables.insert("steps", Shape::Fields(steps.iter().map(|id| (id.clone(), step())).collect()));
+    scope.variables.insert("job", leaves(["status"]));
+    scope
+}

@@ -1,0 +1,119 @@
+//! Every wrong form, with the place and the text of its diagnostic.
+
+use super::*;
+
+/// A block of sources, separated by lines of `---`, with the diagnostics of each.
+fn table(sources: &str) -> String {
+    let mut out = String::new();
+    for source in sources.split("=====\n").filter(|source| !source.trim().is_empty()) {
+        let diagnostics = short(source);
+        assert!(!diagnostics.is_empty(), "nothing is wrong with:\n{source}");
+        out.push_str(source);
+        for line in diagnostics {
+            writeln!(out, "=> {}", line.strip_prefix(".kici/workflows/").unwrap_or(&line)).unwrap();
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[test]
+fn syntax() {
+    insta::assert_snapshot!(table(include_str!("refused/syntax.txt")));
+}
+
+#[test]
+fn workflow() {
+    insta::assert_snapshot!(table(include_str!("refused/workflow.txt")));
+}
+
+#[test]
+fn triggers() {
+    insta::assert_snapshot!(table(include_str!("refused/triggers.txt")));
+}
+
+#[test]
+fn jobs() {
+    insta::assert_snapshot!(table(include_str!("refused/jobs.txt")));
+}
+
+#[test]
+fn steps() {
+    insta::assert_snapshot!(table(include_str!("refused/steps.txt")));
+}
+
+#[test]
+fn expressions() {
+    insta::assert_snapshot!(table(include_str!("refused/expressions.txt")));
+}
+
+#[test]
+fn every_planned_key_is_refused_as_such() {
+    let refused = |source: &str, key: &str| {
+        let found = short(source);
+        let expected = format!("key '{key}' in ");
+        assert!(found.iter().any(|line| line.contains("[K0108]") && line.contains(&expected)), "{key}: {found:?}");
+        assert!(!found.iter().any(|line| line.contains("[K0102]")), "{key}: {found:?}");
+    };
+    for key in keys::WORKFLOW.planned {
+        refused(&format!("on: push\n{key}: x\njobs: {{a: {{runs_on: l, run: x}}}}\n"), key);
+    }
+    for key in keys::DEFAULTS.planned {
+        refused(&format!("on: push\ndefaults: {{{key}: x}}\njobs: {{a: {{runs_on: l, run: x}}}}\n"), key);
+    }
+    for key in keys::ON.planned {
+        refused(&format!("on: {{{key}: x}}\njobs: {{a: {{runs_on: l, run: x}}}}\n"), key);
+        let found = short(&format!("on: [{key}]\njobs: {{a: {{runs_on: l, run: x}}}}\n"));
+        assert!(found.len() == 1 && found[0].contains("[K0108]"), "{key}: {found:?}");
+    }
+    for key in keys::JOB.planned {
+        refused(&format!("on: push\njobs: {{a: {{runs_on: l, run: x, {key}: x}}}}\n"), key);
+    }
+    for key in keys::STEP.planned {
+        refused(&format!("on: push\njobs: {{a: {{runs_on: l, steps: [{{{key}: x}}]}}}}\n"), key);
+    }
+    for key in keys::CHECKOUT.planned {
+        refused(&format!("on: push\njobs: {{a: {{runs_on: l, run: x, checkout: {{{key}: x}}}}}}\n"), key);
+    }
+}
+
+#[test]
+fn all_faults_of_a_file_come_at_once_and_in_order() {
+    let source = "on: pushh\nif: 1 +\njobs:\n  a: {run: x}\n  b:\n    runs_on: l\n    steps: [{run: x, tiemout: 5}]\n";
+    let codes: Vec<String> = compile_file(FILE, source).diagnostics.into_iter().map(|d| d.code).collect();
+    assert_eq!(codes, ["K0501", "K0401", "K0101", "K0102"]);
+}
+
+#[test]
+fn the_number_of_diagnostics_is_bounded() {
+    let keys: String = (0..500).map(|n| format!("zzz{n}: 1\n")).collect();
+    assert_eq!(compile_file(FILE, &keys).diagnostics.len(), MAX_DIAGNOSTICS);
+}
+
+#[test]
+fn a_fault_in_one_document_or_file_leaves_the_others() {
+    let good = |name: &str| format!("name: {name}\non: push\njobs: {{a: {{runs_on: l, run: x}}}}\n");
+    let compiled = compile_file(FILE, &format!("{}---\non: nope\n---\n{}", good("one"), good("two")));
+    let names: Vec<&str> = compiled.workflows.iter().map(|workflow| workflow.name.as_str()).collect();
+    assert_eq!(names, ["one", "two"]);
+    let set = compile_set(&[
+        ("a.yaml".to_owned(), good("one")),
+        ("b.yaml".to_owned(), "{".to_owned()),
+        ("c.yaml".to_owned(), good("one")),
+        ("d.yaml".to_owned(), good("two")),
+    ]);
+    assert_eq!(set.workflows().map(|workflow| workflow.name.as_str()).collect::<Vec<_>>(), ["one", "two"]);
+    let found: Vec<String> = set.diagnostics().map(render_short).collect();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(
+        found[1],
+        "c.yaml:1:7: error[K0306]: workflow 'one' is defined already in a.yaml:1; give it another 'name'"
+    );
+}
+
+#[test]
+fn line_ends_do_not_change_a_workflow() {
+    let unix = include_str!("everything.yaml");
+    let windows = unix.replace('\n', "\r\n");
+    assert_eq!(only(unix), only(&windows));
+}

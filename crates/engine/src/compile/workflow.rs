@@ -1,0 +1,213 @@
+//! A workflow: one document of a file.
+
+use std::collections::BTreeMap;
+
+use crate::lock::{Job, Need, SourceRef, Trigger, Value, Workflow};
+use crate::yaml::{Data, Entry, Node, Span};
+
+use super::job::{Defaults, Place};
+use super::keys;
+use super::scope::{self, Inputs};
+use super::walk::{Fields, Walk};
+
+/// Most jobs of one workflow as written.
+const MAX_JOBS: usize = 256;
+
+/// A compiled document and the place of its name, for faults between documents.
+pub(super) struct Named {
+    pub(super) workflow: Workflow,
+    pub(super) place: Span,
+}
+
+impl Walk<'_> {
+    /// Compiles a document. `stem` is its name where it gives none.
+    pub(super) fn workflow(&mut self, root: &Node, stem: &str, content_hash: &str) -> Option<Named> {
+        let free = self.without_extensions(root)?;
+        let fields = self.fields(&free, &keys::WORKFLOW, "the workflow")?;
+        let (name, place) = self.workflow_name(fields, root, stem);
+        let triggers = match fields.get("on") {
+            Some(entry) => self.within("on", |walk| walk.triggers(&entry.value)),
+            None => {
+                self.fault("K0101", first_line(root), "the workflow has no `on`")
+                    .expected(["`on`, what starts it"])
+                    .help("for example `on: push`");
+                Vec::new()
+            }
+        };
+        let inputs = declared_inputs(&triggers);
+        let run_name = self.dispatch_text(fields, "run_name", &inputs);
+        let condition = fields.get("if").and_then(|entry| {
+            let scope = scope::workflow("if", &inputs);
+            self.within("if", |walk| walk.condition(&entry.value, &scope))
+        });
+        let env = match fields.get("env") {
+            Some(entry) => {
+                let scope = scope::on_agent(scope::workflow("env", &inputs));
+                self.within("env", |walk| walk.env(&entry.value, &scope, false))
+            }
+            None => BTreeMap::new(),
+        };
+        let defaults = match fields.get("defaults") {
+            Some(entry) => self.within("defaults", |walk| walk.defaults(&entry.value, &inputs)),
+            None => Defaults::default(),
+        };
+        let timeout_ms =
+            fields.get("timeout").and_then(|entry| self.within("timeout", |walk| walk.duration(&entry.value)));
+        let description = self.description(fields);
+        let jobs = self.jobs(root, fields, &defaults, &inputs);
+        let source = SourceRef { file: self.file.to_owned(), line: root.span.start.line };
+        let content_hash = content_hash.to_owned();
+        let workflow = Workflow {
+            name: name?,
+            description,
+            run_name,
+            source,
+            content_hash,
+            triggers,
+            condition,
+            env,
+            timeout_ms,
+            jobs,
+        };
+        Some(Named { workflow, place })
+    }
+
+    /// The document without its `x-…` keys, which are free.
+    fn without_extensions(&mut self, root: &Node) -> Option<Node> {
+        let entries = self.map(root)?;
+        let kept = entries.iter().filter(|entry| !entry.key.starts_with("x-")).cloned().collect();
+        Some(Node { span: root.span, data: Data::Map(kept) })
+    }
+
+    fn workflow_name(&mut self, fields: Fields<'_>, root: &Node, stem: &str) -> (Option<String>, Span) {
+        let (name, place) = match fields.get("name") {
+            Some(entry) => {
+                let name = self.within("name", |walk| walk.fixed(&entry.value, "a name"));
+                (name.map(str::to_owned), entry.value.span)
+            }
+            None => (Some(stem.to_owned()), first_line(root)),
+        };
+        let name = name.filter(|name| {
+            let legal = is_workflow_name(name);
+            if !legal {
+                self.within("name", |walk| {
+                    walk.fault(
+                        "K0206",
+                        place,
+                        format!("`{}` is not a name for a workflow", crate::yaml::shorten(name)),
+                    )
+                    .expected(["up to 100 letters, digits, `_`, `-`, `.` and spaces, starting with a letter or digit"]);
+                });
+            }
+            legal
+        });
+        (name, place)
+    }
+
+    fn dispatch_text(&mut self, fields: Fields<'_>, key: &str, inputs: &Inputs) -> Option<Value> {
+        let entry = fields.get(key)?;
+        let scope = scope::workflow(key, inputs);
+        self.within(key, |walk| walk.template(&entry.value, &scope))
+    }
+
+    fn defaults(&mut self, node: &Node, inputs: &Inputs) -> Defaults {
+        let mut defaults = Defaults::default();
+        let Some(fields) = self.fields(node, &keys::DEFAULTS, "`defaults`") else { return defaults };
+        if let Some(entry) = fields.get("runs_on") {
+            let scope = scope::workflow("runs_on", inputs);
+            defaults.runs_on = self.within("runs_on", |walk| walk.selector(&entry.value, &scope));
+            defaults.broken_runs_on = defaults.runs_on.is_none();
+        }
+        if let Some(entry) = fields.get("shell") {
+            defaults.shell = self.within("shell", |walk| walk.shell(&entry.value));
+        }
+        if let Some(entry) = fields.get("working_directory") {
+            let scope = scope::on_agent(scope::workflow("working_directory", inputs));
+            defaults.working_directory = self.within("working_directory", |walk| walk.directory(&entry.value, &scope));
+        }
+        if let Some(entry) = fields.get("timeout") {
+            defaults.timeout_ms = self.within("timeout", |walk| walk.duration(&entry.value));
+        }
+        if let Some(entry) = fields.get("env") {
+            let scope = scope::on_agent(scope::workflow("env", inputs));
+            defaults.env = self.within("env", |walk| walk.env(&entry.value, &scope, false));
+        }
+        defaults
+    }
+
+    fn jobs(&mut self, root: &Node, fields: Fields<'_>, defaults: &Defaults, inputs: &Inputs) -> Vec<Job> {
+        let Some(entry) = fields.get("jobs") else {
+            self.fault("K0101", first_line(root), "the workflow has no `jobs`").expected(["`jobs`, a map of jobs"]);
+            return Vec::new();
+        };
+        self.within("jobs", |walk| {
+            let entries = walk.map(&entry.value).unwrap_or_default();
+            let is_map = matches!(entry.value.data, Data::Map(_));
+            if is_map && !(1..=MAX_JOBS).contains(&entries.len()) {
+                let message = format!("{} jobs, a workflow has 1 to {MAX_JOBS}", entries.len());
+                walk.fault("K0704", entry.value.span, message);
+            }
+            let place = Place { defaults, inputs, jobs: entries };
+            let mut jobs = Vec::new();
+            let mut edges = BTreeMap::new();
+            for entry in entries {
+                walk.job_name(entry);
+                let (needs, job) = walk.within(&entry.key, |walk| walk.job(entry, &place));
+                edges.insert(entry.key.as_str(), needs);
+                jobs.extend(job);
+            }
+            walk.cycles(&edges, entries);
+            jobs
+        })
+    }
+
+    fn job_name(&mut self, entry: &Entry) {
+        let name = entry.key.as_str();
+        if !super::is_job_name(name) {
+            let repaired: String =
+                name.to_ascii_lowercase().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+            let suggestion = Some(repaired).filter(|name| super::is_job_name(name));
+            self.fault("K0206", entry.span, format!("`{}` is not a name for a job", crate::yaml::shorten(name)))
+                .expected(["up to 64 of a-z, 0-9, `_` and `-`, starting with a letter or digit"])
+                .suggest(suggestion);
+        }
+    }
+
+    fn cycles(&mut self, needs: &BTreeMap<&str, Vec<Need>>, entries: &[Entry]) {
+        let edges: BTreeMap<&str, Vec<&str>> =
+            needs.iter().map(|(name, needs)| (*name, needs.iter().map(|need| need.job.as_str()).collect())).collect();
+        self.cycle(&edges, |name| {
+            entries.iter().find(|entry| entry.key == name).map_or_else(Span::default, needs_place)
+        });
+    }
+}
+
+/// Where a job says what it needs.
+fn needs_place(job: &Entry) -> Span {
+    match &job.value.data {
+        Data::Map(entries) => entries.iter().find(|entry| entry.key == "needs").map_or(job.span, |entry| entry.span),
+        _ => job.span,
+    }
+}
+
+fn first_line(node: &Node) -> Span {
+    let start = node.span.start;
+    Span::on_line(start.line, start.col, 1)
+}
+
+fn declared_inputs(triggers: &[Trigger]) -> Inputs {
+    let mut names: Inputs = Vec::new();
+    for trigger in triggers {
+        if let Trigger::Dispatch { inputs, .. } = trigger {
+            names.extend(inputs.keys().cloned());
+        }
+    }
+    names
+}
+
+/// `[A-Za-z0-9][\w .-]{0,99}`.
+fn is_workflow_name(name: &str) -> bool {
+    name.chars().count() <= 100
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | ' ' | '.' | '-'))
+}
