@@ -149,7 +149,12 @@ impl Outbound {
         }
     }
 
+    /// What was queued before the close goes out first: an agent that asked gets its answer.
     fn goodbye(mut self) -> Option<(Result<OrchestratorFrame, Status>, Self)> {
+        if let Ok(frame) = self.queue.try_recv() {
+            let frame = self.frame(*frame);
+            return Some((Ok(frame), self));
+        }
         let (reason, message) = lock(&self.shared.reason).clone()?;
         let frame = self.frame(Frame::Goodbye(reason.goodbye(&message)));
         self.end = End::SaidGoodbye(reason, message);

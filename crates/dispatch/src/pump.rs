@@ -1,7 +1,7 @@
 //! Gives waiting jobs to free agents: one pass at a time, woken by new jobs, freed slots and registrations, with a slow
 //! repetition as the safety net.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 
 use kici_engine::ids::{AgentId, SessionId};
@@ -41,6 +41,8 @@ impl Dispatcher {
     /// Claims until no waiting job has a free agent. Returns how many jobs were claimed.
     pub(crate) async fn pass(self: &Arc<Self>) -> Result<usize, DispatchError> {
         let mut claimed = 0;
+        // Agents that refused what waits for them: others are asked instead.
+        let mut passed_over = HashSet::new();
         loop {
             if self.not_claiming().is_some() {
                 return Ok(claimed);
@@ -50,16 +52,23 @@ impl Dispatcher {
                 return Ok(claimed);
             }
             let wanted = self.wanted(pending);
-            let reservations = self.registry.reserve(&wanted, CLAIM_BATCH);
+            let reservations = self.registry.reserve(&wanted, CLAIM_BATCH, &passed_over);
             if wanted.iter().any(|want| !self.registry.routable(want)) {
                 self.routing.notify_one();
             }
             if reservations.is_empty() {
                 return Ok(claimed);
             }
-            match self.claim(reservations).await? {
-                0 => return Ok(claimed),
-                count => claimed += count,
+            let refusers: Vec<AgentId> =
+                reservations.iter().filter(|r| !r.except.is_empty()).map(|r| r.agent_id.clone()).collect();
+            let count = self.claim(reservations).await?;
+            claimed += count;
+            if count == 0 {
+                let known = passed_over.len();
+                passed_over.extend(refusers);
+                if passed_over.len() == known {
+                    return Ok(claimed);
+                }
             }
         }
     }

@@ -80,9 +80,21 @@ impl StoreError {
         let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
         if has(&["deadlock detected", "database is locked", "database table is locked", "lock timeout"]) {
             Self::Conflict(text.to_owned())
-        } else if has(&["disk is full", "disk I/O error", "readonly database", "No space left", "could not extend file"]) {
+        } else if has(&[
+            "disk is full",
+            "disk I/O error",
+            "readonly database",
+            "No space left",
+            "could not extend file",
+        ]) {
             Self::Full(text.to_owned())
-        } else if has(&["connection closed", "terminating connection", "starting up", "shutting down", "unable to open"]) {
+        } else if has(&[
+            "connection closed",
+            "terminating connection",
+            "starting up",
+            "shutting down",
+            "unable to open",
+        ]) {
             Self::Unavailable(text.to_owned())
         } else {
             Self::Db(text.to_owned())

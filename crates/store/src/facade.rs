@@ -290,27 +290,27 @@ facade! {
     /// A lock document: JSON of `kici_engine::lock::Workflow`.
     read runs::lock_document(digest: String) -> Option<Vec<u8>>;
     /// One run.
-    read runs::run_get(id: RunId) -> Option<Run>;
+    read run_lists::run_get(id: RunId) -> Option<Run>;
     /// Runs, newest first.
-    read runs::run_list(filter: RunFilter, page: Page) -> Listed<Run>;
+    read run_lists::run_list(filter: RunFilter, page: Page) -> Listed<Run>;
     /// One job.
-    read runs::job_get(id: JobId) -> Option<Job>;
+    read run_lists::job_get(id: JobId) -> Option<Job>;
     /// The jobs of a run, in order of creation.
-    read runs::jobs_of_run(id: RunId) -> Vec<Job>;
+    read run_lists::jobs_of_run(id: RunId) -> Vec<Job>;
     /// The edges of a run.
-    read runs::needs_of_run(id: RunId) -> Vec<NeedEdge>;
+    read run_lists::needs_of_run(id: RunId) -> Vec<NeedEdge>;
     /// The steps of a run at each job's last epoch, by job and place.
-    read runs::steps_of_run(id: RunId) -> Vec<Step>;
+    read steps::steps_of_run(id: RunId) -> Vec<Step>;
     /// The steps of one delivery of a job.
-    read runs::steps_of_job(job: JobId, epoch: u32) -> Vec<Step>;
+    read steps::steps_of_job(job: JobId, epoch: u32) -> Vec<Step>;
     /// Applies changes of steps in order; one answer each. A terminal step never changes.
-    write(Lane::first(&steps)) runs::step_upsert(steps: Vec<StepWrite>) -> Vec<StepWritten>;
+    write(Lane::first(&steps)) steps::step_upsert(steps: Vec<StepWrite>) -> Vec<StepWritten>;
     /// Marks the logs of a delivery's steps as sealed, with their final sizes `(step_key, bytes, lines)`.
-    write(Lane::of(job.run_id.uuid())) runs::steps_sealed(job: JobRef, sizes: Vec<(String, u64, u64)>) -> ();
+    write(Lane::of(job.run_id.uuid())) steps::steps_sealed(job: JobRef, sizes: Vec<(String, u64, u64)>) -> ();
     /// Deliveries that ended but whose logs are not sealed, at most `limit`.
-    read runs::logs_unsealed(limit: u32) -> Vec<JobRef>;
+    read steps::logs_unsealed(limit: u32) -> Vec<JobRef>;
     /// Notes signs of life; unknown and terminal jobs are passed over.
-    write(Lane::META) runs::job_heartbeats(beats: Vec<(JobRef, Ts)>) -> ();
+    write(Lane::META) steps::job_heartbeats(beats: Vec<(JobRef, Ts)>) -> ();
     /// Ends a job and does all that follows, in one transaction.
     write(Lane::of(result.job.run_id.uuid())) runs::job_finish(result: JobResult, activate: Arc<dyn Activate>) -> JobFinished;
     /// Ends a job without a result of its agent (loss, expiry, unroutable), in one transaction. `Stale` when the row is
@@ -323,21 +323,21 @@ facade! {
     /// A job notices its cancel: `running` becomes `cancelling`, with the time by which it is enforced.
     write(Lane::of(job.run_id.uuid())) runs::job_cancelling(job: JobRef, agent_id: AgentId, deadline: Option<Ts>) -> Guarded;
     /// Plans a repetition of a run: all jobs, or those that did not end well and what needs them.
-    read runs::run_rerun_plan(id: RunId, failed_only: bool) -> Rerun;
+    read run_lists::run_rerun_plan(id: RunId, failed_only: bool) -> Rerun;
     /// Runs that are not terminal, oldest first.
-    read runs::runs_open(limit: u32) -> Vec<RunId>;
+    read run_lists::runs_open(limit: u32) -> Vec<RunId>;
     /// Runs past their deadline that nobody has cancelled.
-    read runs::runs_past_deadline(limit: u32) -> Vec<RunId>;
+    read run_lists::runs_past_deadline(limit: u32) -> Vec<RunId>;
     /// Runs that have been cancelling since before `before`.
-    read runs::runs_cancelling_since(before: Ts, limit: u32) -> Vec<RunId>;
+    read run_lists::runs_cancelling_since(before: Ts, limit: u32) -> Vec<RunId>;
     /// Jobs that started before `started_before` and gave no sign of life since `before`.
-    read runs::jobs_stale(before: Ts, limit: u32) -> Vec<HeldJob>;
+    read run_lists::jobs_stale(before: Ts, limit: u32) -> Vec<HeldJob>;
     /// Running jobs past their own limit plus `slack`.
-    read runs::jobs_past_timeout(slack: Duration, limit: u32) -> Vec<HeldJob>;
+    read run_lists::jobs_past_timeout(slack: Duration, limit: u32) -> Vec<HeldJob>;
 
     // ---- queue
     /// The distinct selectors of rows that wait.
-    read queue::queue_selectors_pending() -> Vec<PendingSelector>;
+    read queue_lists::queue_selectors_pending() -> Vec<PendingSelector>;
     /// Claims for several agents at once; each job goes to one of them. Oldest first.
     write(Lane::CLAIMS) queue::queue_claim(requests: Vec<ClaimRequest>) -> Vec<ClaimedJob>;
     /// Claims this job for an agent, if it still waits.
@@ -355,55 +355,55 @@ facade! {
     /// The agent came back with the job.
     write(Lane::of(job.run_id.uuid())) queue::queue_resume(job: JobRef, agent_id: AgentId) -> Resumed;
     /// Rows that this agent holds.
-    read queue::queue_owned_by(agent_id: AgentId) -> Vec<QueueRow>;
+    read queue_lists::queue_owned_by(agent_id: AgentId) -> Vec<QueueRow>;
     /// Rows held by agents of these instances.
-    read queue::queue_owned_by_instances(instances: Vec<InstanceId>) -> Vec<QueueRow>;
+    read queue_lists::queue_owned_by_instances(instances: Vec<InstanceId>) -> Vec<QueueRow>;
     /// Who may speak for a job.
-    read queue::queue_ownership(job: JobRef, agent_id: AgentId) -> Ownership;
+    read queue_lists::queue_ownership(job: JobRef, agent_id: AgentId) -> Ownership;
     /// Rows whose answer is overdue.
-    read queue::queue_expired_acks(limit: u32) -> Vec<QueueRow>;
+    read queue_lists::queue_expired_acks(limit: u32) -> Vec<QueueRow>;
     /// Rows whose agent did not come back in time.
-    read queue::queue_expired_recoveries(limit: u32) -> Vec<QueueRow>;
+    read queue_lists::queue_expired_recoveries(limit: u32) -> Vec<QueueRow>;
     /// Rows that waited too long.
-    read queue::queue_expired_pending(limit: u32) -> Vec<QueueRow>;
+    read queue_lists::queue_expired_pending(limit: u32) -> Vec<QueueRow>;
     /// Rows handed over before `before` and acknowledged or not, but never started and without a heartbeat since.
-    read queue::queue_unstarted_since(before: Ts, limit: u32) -> Vec<QueueRow>;
+    read queue_lists::queue_unstarted_since(before: Ts, limit: u32) -> Vec<QueueRow>;
     /// One row.
-    read queue::queue_get(job: JobId) -> Option<QueueRow>;
+    read queue_lists::queue_get(job: JobId) -> Option<QueueRow>;
     /// Rows, oldest first.
-    read queue::queue_list(filter: QueueFilter) -> Vec<QueueRow>;
+    read queue_lists::queue_list(filter: QueueFilter) -> Vec<QueueRow>;
     /// How many rows wait for what.
-    read queue::queue_counts() -> QueueCounts;
+    read queue_lists::queue_counts() -> QueueCounts;
     /// Deliveries of a job, oldest first.
-    read queue::dispatch_history(job: JobId) -> Vec<DispatchRecord>;
+    read queue_lists::dispatch_history(job: JobId) -> Vec<DispatchRecord>;
     /// Notes why rows are not taken, or that nothing hinders them any more.
-    write(Lane::META) queue::queue_routing_set(routings: Vec<Routing>) -> ();
+    write(Lane::META) queue_lists::queue_routing_set(routings: Vec<Routing>) -> ();
 
     // ---- fleet
     /// Stores an agent token.
-    write(Lane::META) fleet::agent_token_create(new: NewAgentToken) -> AgentToken;
+    write(Lane::META) tokens::agent_token_create(new: NewAgentToken) -> AgentToken;
     /// All agent tokens, newest first.
-    read fleet::agent_token_list() -> Vec<AgentToken>;
+    read tokens::agent_token_list() -> Vec<AgentToken>;
     /// An agent token by the hash of what was presented.
-    read fleet::agent_token_by_hash(hash: String) -> Option<AgentToken>;
+    read tokens::agent_token_by_hash(hash: String) -> Option<AgentToken>;
     /// Revokes an agent token; false when there is none. Wakes `Topic::Revocations`.
-    write(Lane::META) fleet::agent_token_revoke(id: TokenId) -> bool;
+    write(Lane::META) tokens::agent_token_revoke(id: TokenId) -> bool;
     /// Uses up a bootstrap token; false when somebody was faster.
-    write(Lane::META) fleet::agent_token_consume(id: TokenId) -> bool;
+    write(Lane::META) tokens::agent_token_consume(id: TokenId) -> bool;
     /// Notes when tokens were last used.
-    write(Lane::META) fleet::agent_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
+    write(Lane::META) tokens::agent_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
     /// Deletes ephemeral tokens that expired before `before`; returns their ids.
-    write(Lane::META) fleet::agent_token_reap(before: Ts) -> Vec<TokenId>;
+    write(Lane::META) tokens::agent_token_reap(before: Ts) -> Vec<TokenId>;
     /// Stores an operator's token.
-    write(Lane::META) fleet::admin_token_create(new: NewAdminToken) -> AdminToken;
+    write(Lane::META) tokens::admin_token_create(new: NewAdminToken) -> AdminToken;
     /// All operators' tokens, newest first.
-    read fleet::admin_token_list() -> Vec<AdminToken>;
+    read tokens::admin_token_list() -> Vec<AdminToken>;
     /// An operator's token by the hash of what was presented.
-    read fleet::admin_token_by_hash(hash: String) -> Option<AdminToken>;
+    read tokens::admin_token_by_hash(hash: String) -> Option<AdminToken>;
     /// Revokes an operator's token; false when there is none.
-    write(Lane::META) fleet::admin_token_revoke(id: TokenId) -> bool;
+    write(Lane::META) tokens::admin_token_revoke(id: TokenId) -> bool;
     /// Notes when tokens were last used.
-    write(Lane::META) fleet::admin_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
+    write(Lane::META) tokens::admin_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
     /// An agent registered at this instance.
     write(Lane::META) fleet::roster_upsert(entry: RosterEntry) -> RosterHost;
     /// All hosts, by agent.

@@ -13,7 +13,11 @@ mod facade;
 pub mod model;
 mod notify;
 mod pg;
+#[cfg(all(test, feature = "testing"))]
+mod schema_tests;
 mod sqlite;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod types;
 mod write;
 

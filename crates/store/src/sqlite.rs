@@ -13,7 +13,7 @@ use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
 use diesel::sqlite::SqliteConnection;
 use diesel_async::SimpleAsyncConnection;
-use diesel_async::sync_connection_wrapper::{SpawnBlocking, SyncConnectionWrapper};
+use diesel_async::sync_connection_wrapper::SpawnBlocking;
 use diesel_migrations::{EmbeddedMigrations, MigrationHarness, embed_migrations};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -268,7 +268,7 @@ impl Sqlite {
 
 fn check(conn: &mut SqliteConnection) -> Result<(), StoreError> {
     let applied = conn.applied_migrations().map_err(|e| compat::fault(&*e))?;
-    let unknown = compat::unknown(&MIGRATIONS, &applied)?;
+    let unknown = compat::unknown::<backend::Db>(&MIGRATIONS, &applied)?;
     if unknown.is_empty() {
         return Ok(());
     }

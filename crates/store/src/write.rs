@@ -93,11 +93,7 @@ pub(crate) trait Transact: Sized + Send {
     /// Begins a transaction that may write.
     fn begin(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
     /// Tells other instances, from inside the transaction.
-    fn announce<'a>(
-        &'a mut self,
-        shared: &'a Shared,
-        topics: &'a [Topic],
-    ) -> BoxFuture<'a, Result<(), StoreError>>;
+    fn announce<'a>(&'a mut self, shared: &'a Shared, topics: &'a [Topic]) -> BoxFuture<'a, Result<(), StoreError>>;
     /// Commits.
     fn commit(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
     /// Rolls back.

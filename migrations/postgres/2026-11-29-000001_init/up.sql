@@ -255,7 +255,6 @@ CREATE TABLE dispatch_queue (
     CONSTRAINT dispatch_queue_owner_check CHECK (status NOT IN ('dispatched', 'recovering') OR agent_id IS NOT NULL)
 );
 CREATE INDEX dispatch_queue_pending_idx ON dispatch_queue (selector_digest, priority DESC, created_at, id) WHERE status = 'pending';
-CREATE INDEX dispatch_queue_order_idx ON dispatch_queue (priority DESC, created_at, id) WHERE status = 'pending';
 CREATE INDEX dispatch_queue_held_idx ON dispatch_queue (agent_id) WHERE status IN ('dispatched', 'recovering');
 CREATE INDEX dispatch_queue_run_idx ON dispatch_queue (run_id);
 

@@ -4,7 +4,7 @@ use kici_engine::ids::{AgentId, JobId, SessionId};
 use kici_engine::labels::{CompiledSelector, eligible};
 use kici_engine::time::Ts;
 use kici_store::model::JobRef;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -80,7 +80,7 @@ impl Inner {
 impl Registry {
     /// Sets slots aside for the waiting rows: for each selector the free agents with the lowest ids, as many slots as rows
     /// wait. The slots count as taken from here on, so that no other trigger fills them.
-    pub fn reserve(&self, wanted: &[Wanted], batch: u64) -> Vec<Reservation> {
+    pub fn reserve(&self, wanted: &[Wanted], batch: u64, passed_over: &HashSet<AgentId>) -> Vec<Reservation> {
         let now = Instant::now();
         let mut inner = self.lock();
         let mut picked: std::collections::BTreeMap<AgentId, (u32, Vec<String>)> = std::collections::BTreeMap::new();
@@ -91,7 +91,7 @@ impl Registry {
                 Some(set) => inner.free.iter().filter(|id| set.contains(*id)).cloned().collect(),
                 None => inner.free.iter().cloned().collect(),
             };
-            for id in free {
+            for id in free.into_iter().filter(|id| !passed_over.contains(id)) {
                 if open == 0 {
                     break;
                 }

@@ -136,7 +136,9 @@ pub(crate) async fn lease_acquire(
         .execute(conn)
         .await?;
     let (holder, term, expires_at): (String, i64, DbTs) =
-        lock_row!(leases::table.find(name).select((leases::holder, leases::term, leases::expires_at))).first(conn).await?;
+        lock_row!(leases::table.find(name).select((leases::holder, leases::term, leases::expires_at)))
+            .first(conn)
+            .await?;
     if !backend::SINGLE_NODE && holder != me && expires_at > now {
         return Ok(LeaseAnswer::Other { holder: agent(holder)?, expires_at: expires_at.into() });
     }

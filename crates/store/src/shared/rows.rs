@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 use super::backend::Db;
 use super::schema::{dispatch_queue, job_needs, jobs, queue_selectors, runs, steps};
 use crate::StoreError;
-use crate::model::{Job, NeedEdge, QueueRow, Run, Step};
+use crate::model::{Cursor, Job, NeedEdge, QueueRow, Run, Step};
 use crate::types::{DbId, DbTs, Doc};
 
 pub(crate) fn corrupt(what: &'static str, error: &dyn Display) -> StoreError {
@@ -386,4 +386,10 @@ impl DispatchRow {
             finished_at: ts_opt(self.finished_at),
         })
     }
+}
+
+/// Where the next page starts: none when this one is not full.
+pub(crate) fn next<T>(items: &[T], limit: u32, cursor: impl Fn(&T) -> Cursor) -> Option<Cursor> {
+    let full = items.len() >= usize::try_from(limit).unwrap_or(usize::MAX);
+    if full { items.last().map(cursor) } else { None }
 }

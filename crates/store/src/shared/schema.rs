@@ -1,5 +1,7 @@
 //! The tables, once for both databases; a test compares them with what the migrations make.
 
+use super::backend;
+
 diesel::table! {
     use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
     use super::backend::sql::{Id, Ts};
@@ -452,4 +454,33 @@ diesel::table! {
     }
 }
 
-diesel::allow_tables_to_appear_in_same_query!(schema_compat, meta, cluster_instances, leases, sources, deliveries, delivery_bodies, decision_traces, registrations, registry_version, lock_documents, runs, jobs, job_needs, steps, queue_selectors, dispatch_queue, dispatch_history, agent_tokens, admin_tokens, host_roster, access_log, request_keys, outbox);
+diesel::allow_tables_to_appear_in_same_query!(
+    schema_compat,
+    meta,
+    cluster_instances,
+    leases,
+    sources,
+    deliveries,
+    delivery_bodies,
+    decision_traces,
+    registrations,
+    registry_version,
+    lock_documents,
+    runs,
+    jobs,
+    job_needs,
+    steps,
+    queue_selectors,
+    dispatch_queue,
+    dispatch_history,
+    agent_tokens,
+    admin_tokens,
+    host_roster,
+    access_log,
+    request_keys,
+    outbox
+);
+
+diesel::joinable!(steps -> jobs (job_id));
+diesel::joinable!(dispatch_queue -> jobs (id));
+diesel::joinable!(dispatch_queue -> queue_selectors (selector_digest));

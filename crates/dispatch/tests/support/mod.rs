@@ -1,0 +1,518 @@
+//! A dispatcher over a real store, runs to give out, and an agent that does exactly what a test tells it.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones};
+use kici_dispatch::{AgentAuth, DispatchConfig, Dispatcher, Ports, SessionStream};
+use kici_engine::event::Event;
+use kici_engine::ids::{AgentId, IdSource, JobId, RunId, SessionId, SourceId};
+use kici_engine::lock::{Checkout, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
+use kici_engine::state::{JobStatus, QueueStatus, RunStatus};
+use kici_engine::time::{Clock, ManualClock};
+use kici_protocol::agent::agent_frame::Frame as Up;
+use kici_protocol::agent::orchestrator_frame::Frame as Down;
+use kici_protocol::agent::*;
+use kici_protocol::common;
+use kici_store::Store;
+use kici_store::model::{self, JobRef, JobStart, NewJob, NewNeed, NewRun, QueueEntry};
+use kici_store::testing::{TestIds, TestStore};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+/// Nothing in these tests takes longer; a test that waits for this hangs.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+pub struct Recorder(pub Mutex<Vec<Change>>);
+
+impl Changes for Recorder {
+    fn publish(&self, change: Change) {
+        self.0.lock().unwrap().push(change);
+    }
+}
+
+/// Answers clone requests, or fails them as told.
+#[derive(Default)]
+pub struct TestClones(pub Mutex<Option<CloneError>>);
+
+#[async_trait::async_trait]
+impl Clones for TestClones {
+    async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError> {
+        if let Some(error) = self.0.lock().unwrap().clone() {
+            return Err(error);
+        }
+        Ok(CloneSource {
+            url: format!("https://forge.example/{}.git", request.repo),
+            basic: Some(("x-access-token".into(), "clone-secret".to_owned().into())),
+        })
+    }
+}
+
+pub struct World {
+    pub dispatcher: Arc<Dispatcher>,
+    pub store: Store,
+    pub clock: Arc<dyn Clock>,
+    pub ids: Arc<dyn IdSource>,
+    pub changes: Arc<Recorder>,
+    pub clones: Arc<TestClones>,
+    pub config: DispatchConfig,
+}
+
+/// Runs a test on each database, with a clock that follows the real one.
+pub async fn each(test: impl AsyncFn(World)) {
+    each_with(|_| {}, test).await;
+}
+
+pub async fn each_with(change: impl Fn(&mut DispatchConfig), test: impl AsyncFn(World)) {
+    TestStore::each(async |stored: TestStore| {
+        let mut settings = config("node-1");
+        change(&mut settings);
+        let _clock = keep_time(stored.clock.clone());
+        let world = World::on(stored.store.clone(), settings, stored.clock.clone(), Arc::new(TestIds)).await;
+        let dispatcher = world.dispatcher.clone();
+        test(world).await;
+        dispatcher.stop().await;
+    })
+    .await;
+}
+
+fn keep_time(clock: Arc<ManualClock>) -> AbortOnDropHandle<()> {
+    let pace = Duration::from_millis(5);
+    AbortOnDropHandle::new(TaskTracker::new().spawn(async move {
+        let mut ticks = tokio::time::interval(pace);
+        loop {
+            ticks.tick().await;
+            clock.advance(pace);
+        }
+    }))
+}
+
+pub fn instance(name: &str) -> AgentId {
+    AgentId::new(name).unwrap()
+}
+
+/// Short limits: tests wait for what happens at them.
+pub fn config(name: &str) -> DispatchConfig {
+    let mut config = DispatchConfig::new(instance(name), "cluster-1".into());
+    config.auth = AgentAuth::None;
+    config.ack_timeout = Duration::from_millis(600);
+    config.recovery_window = Duration::from_millis(600);
+    config.rate.frames_burst = 100_000;
+    config.rate.frames_per_s = 100_000;
+    config
+}
+
+/// A job of a test workflow.
+#[derive(Clone)]
+pub struct JobDef {
+    pub name: &'static str,
+    pub needs: &'static [&'static str],
+    pub label: &'static str,
+    pub checkout: bool,
+}
+
+pub const fn job(name: &'static str) -> JobDef {
+    JobDef { name, needs: &[], label: "default", checkout: false }
+}
+
+pub fn workflow(jobs: &[JobDef]) -> Workflow {
+    let source = || SourceRef { file: ".kici/workflows/t.yaml".into(), line: 1 };
+    let jobs = jobs.iter().map(|def| Job {
+        name: def.name.into(),
+        display_name: None,
+        description: None,
+        source: source(),
+        needs: def.needs.iter().map(|up| Need { job: (*up).into(), run_on: vec![JobStatus::Success] }).collect(),
+        runs_on: selector(def.label),
+        matrix: None,
+        max_parallel: None,
+        fail_fast: false,
+        condition: None,
+        env: BTreeMap::new(),
+        checkout: Checkout { enabled: def.checkout, depth: 1 },
+        outputs: BTreeMap::new(),
+        timeout_ms: None,
+        grace_period_ms: Some(100),
+        steps: vec![Step {
+            id: None,
+            name: None,
+            source: source(),
+            run: "true".into(),
+            shell: None,
+            working_directory: None,
+            env: BTreeMap::new(),
+            condition: None,
+            continue_on_error: false,
+            timeout_ms: None,
+        }],
+    });
+    Workflow {
+        name: "t".into(),
+        description: None,
+        run_name: None,
+        source: source(),
+        content_hash: "0".repeat(64),
+        triggers: vec![],
+        condition: None,
+        env: BTreeMap::new(),
+        timeout_ms: None,
+        jobs: jobs.collect(),
+    }
+}
+
+pub fn selector(label: &str) -> Selector {
+    Selector { labels: vec![Matcher::Exact { value: label.into() }], exclude: vec![] }
+}
+
+fn event() -> Event {
+    serde_json::from_value(serde_json::json!({
+        "kind": "push", "raw_name": "push", "org": "default", "routing_key": "generic:default:1",
+        "provider": "generic", "source": "s", "is_fork_pr": "no", "repo": "o/r", "ref": "refs/heads/main",
+        "sha": "0123456789012345678901234567890123456789"
+    }))
+    .unwrap()
+}
+
+impl World {
+    /// A dispatcher on `store` that has been started.
+    pub async fn on(store: Store, config: DispatchConfig, clock: Arc<dyn Clock>, ids: Arc<dyn IdSource>) -> Self {
+        let changes = Arc::new(Recorder::default());
+        let clones = Arc::new(TestClones::default());
+        let ports = Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
+        let dispatcher = Dispatcher::new(config.clone(), store.clone(), ports);
+        dispatcher.start().await.unwrap();
+        Self { dispatcher, store, clock, ids, changes, clones, config }
+    }
+
+    /// The same database after a crash of the process: a new dispatcher, the old one left as it is.
+    pub async fn restarted(&self) -> Self {
+        Self::on(self.store.clone(), self.config.clone(), self.clock.clone(), self.ids.clone()).await
+    }
+
+    /// Creates a run of these jobs; returns their ids in order.
+    pub async fn create(&self, defs: &[JobDef]) -> (RunId, Vec<JobId>) {
+        self.create_with(defs, None).await
+    }
+
+    pub async fn create_with(&self, defs: &[JobDef], timeout: Option<Duration>) -> (RunId, Vec<JobId>) {
+        let id = RunId::mint(self.ids.as_ref());
+        let workflow = workflow(defs);
+        let lock_json = serde_json::to_vec(&workflow).unwrap();
+        let jobs: Vec<NewJob> = defs
+            .iter()
+            .zip(0..)
+            .map(|(def, job_index)| NewJob {
+                id: JobId::mint(self.ids.as_ref()),
+                name: def.name.into(),
+                base_name: def.name.into(),
+                job_index,
+                variant_label: None,
+                matrix: None,
+                display_name: def.name.into(),
+                max_parallel: None,
+                fail_fast: false,
+                timeout: None,
+                start: match def.needs {
+                    [] => JobStart::Queued(QueueEntry {
+                        selector: selector(def.label),
+                        requires_machine_id: None,
+                        expires_at: self.dispatcher.queue_expires_at(),
+                        priority: 0,
+                    }),
+                    _ => JobStart::Pending,
+                },
+            })
+            .collect();
+        let needs = defs.iter().flat_map(|def| {
+            def.needs.iter().map(|up| NewNeed {
+                job_name: def.name.into(),
+                upstream: (*up).into(),
+                run_on: vec![JobStatus::Success],
+            })
+        });
+        let ids = jobs.iter().map(|job| job.id).collect();
+        let run = NewRun {
+            id,
+            org: "default".into(),
+            source_id: SourceId::mint(self.ids.as_ref()),
+            delivery_id: None,
+            dedup_key: id.to_string(),
+            repo: "o/r".into(),
+            git_ref: Some("refs/heads/main".into()),
+            sha: "0123456789012345678901234567890123456789".into(),
+            workflow_name: "t".into(),
+            run_name: "t".into(),
+            lock_digest: format!("digest-{id}"),
+            lock_json,
+            event: event(),
+            trigger_kind: "push".into(),
+            inputs: BTreeMap::new(),
+            request_id: "req-1".into(),
+            chain_depth: 0,
+            timeout,
+            attempt: 1,
+            parent_run_id: None,
+            needs: needs.collect(),
+            jobs,
+        };
+        self.store.run_create(run, None, self.dispatcher.activate()).await.unwrap();
+        self.dispatcher.wake();
+        (id, ids)
+    }
+
+    pub async fn job(&self, id: JobId) -> model::Job {
+        self.store.job_get(id).await.unwrap().unwrap()
+    }
+
+    pub async fn row(&self, id: JobId) -> model::QueueRow {
+        self.store.queue_get(id).await.unwrap().unwrap()
+    }
+
+    /// Waits until a job has one of these statuses.
+    pub async fn until(&self, id: JobId, wanted: &[JobStatus]) -> model::Job {
+        self.wait(async || {
+            let job = self.job(id).await;
+            wanted.contains(&job.status).then_some(job)
+        })
+        .await
+    }
+
+    pub async fn until_row(&self, id: JobId, wanted: QueueStatus) -> model::QueueRow {
+        self.wait(async || {
+            let row = self.row(id).await;
+            (row.status == wanted).then_some(row)
+        })
+        .await
+    }
+
+    pub async fn until_run(&self, id: RunId, wanted: RunStatus) -> model::Run {
+        self.wait(async || {
+            let run = self.store.run_get(id).await.unwrap().unwrap();
+            (run.status == wanted).then_some(run)
+        })
+        .await
+    }
+
+    /// Asks until there is an answer. The database is the only witness of most changes; it is asked at a steady pace.
+    pub async fn wait<T>(&self, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+        let mut pace = tokio::time::interval(Duration::from_millis(5));
+        tokio::time::timeout(PATIENCE, async {
+            loop {
+                pace.tick().await;
+                if let Some(answer) = ask().await {
+                    return answer;
+                }
+            }
+        })
+        .await
+        .expect("what the test waits for did not happen")
+    }
+
+    pub async fn sweep(&self, name: &str) -> u64 {
+        let all = self.dispatcher.reconcilers();
+        all.iter().find(|sweep| sweep.name() == name).expect("a sweep of this name").run().await.unwrap()
+    }
+}
+
+/// An agent that does what it is told.
+pub struct Agent {
+    pub id: String,
+    up: mpsc::Sender<Result<AgentFrame, Status>>,
+    down: SessionStream,
+    /// Frames that came while the test waited for an acknowledgement.
+    early: VecDeque<Down>,
+    pub seq: u64,
+    pub acked: u64,
+    pub ack: RegisterAck,
+}
+
+pub fn register(id: &str, labels: &[&str]) -> Register {
+    Register {
+        agent_id: id.into(),
+        labels: labels.iter().map(|l| (*l).to_owned()).collect(),
+        platform: "linux".into(),
+        arch: "x86_64".into(),
+        hostname: format!("host-{id}"),
+        max_concurrency: 1,
+        protocol_version: 1,
+        version: "0.1.0".into(),
+        ..Default::default()
+    }
+}
+
+pub fn held(job: &common::JobRef, started: bool) -> InFlightJob {
+    InFlightJob { job: Some(job.clone()), started }
+}
+
+impl Agent {
+    pub async fn connect(world: &World, id: &str) -> Self {
+        Self::with(world, register(id, &["default"]), "").await.expect("the registration is accepted")
+    }
+
+    /// Registers; the error is the code of the goodbye.
+    pub async fn with(world: &World, register: Register, token: &str) -> Result<Self, String> {
+        let (up, inbound) = mpsc::channel(1024);
+        let mut metadata = MetadataMap::new();
+        if !token.is_empty() {
+            metadata.insert("authorization", format!("Bearer {token}").parse().unwrap());
+        }
+        let down = world
+            .dispatcher
+            .session(&metadata, ReceiverStream::new(inbound))
+            .await
+            .map_err(|status| format!("{:?}", status.code()))?;
+        let id = register.agent_id.clone();
+        let mut agent = Self { id, up, down, early: VecDeque::new(), seq: 0, acked: 0, ack: RegisterAck::default() };
+        agent.send(Up::Register(register)).await;
+        match agent.next().await {
+            Down::RegisterAck(ack) => agent.ack = ack,
+            Down::Goodbye(goodbye) => return Err(goodbye.code),
+            other => panic!("no answer to the registration: {other:?}"),
+        }
+        Ok(agent)
+    }
+
+    pub fn session_id(&self) -> SessionId {
+        self.ack.session_id.parse().unwrap()
+    }
+
+    pub fn agent_id(&self) -> AgentId {
+        AgentId::new(self.id.clone()).unwrap()
+    }
+
+    /// Sends a frame; returns its number. The session may have ended.
+    pub async fn send(&mut self, frame: Up) -> u64 {
+        self.seq += 1;
+        let _ = self.up.send(Ok(AgentFrame { seq: self.seq, frame: Some(frame) })).await;
+        self.seq
+    }
+
+    /// The next frame that is not an acknowledgement.
+    pub async fn next(&mut self) -> Down {
+        self.maybe_next().await.expect("the session goes on")
+    }
+
+    pub async fn maybe_next(&mut self) -> Option<Down> {
+        loop {
+            if let Some(frame) = self.early.pop_front() {
+                return Some(frame);
+            }
+            self.read().await?;
+        }
+    }
+
+    /// Takes in one frame; none when the session has ended.
+    async fn read(&mut self) -> Option<()> {
+        let frame = tokio::time::timeout(PATIENCE, self.down.next()).await.expect("a frame comes")?.ok()?;
+        match frame.frame.expect("the frame is known") {
+            Down::FrameAck(ack) => {
+                assert!(ack.up_to_seq > self.acked, "acknowledgements rise");
+                self.acked = ack.up_to_seq;
+            }
+            other => self.early.push_back(other),
+        }
+        Some(())
+    }
+
+    /// Nothing but acknowledgements is waiting for the agent.
+    pub async fn quiet(&mut self) -> bool {
+        tokio::time::timeout(Duration::from_millis(100), self.maybe_next()).await.is_err()
+    }
+
+    /// Waits until a frame is acknowledged.
+    pub async fn settled(&mut self, seq: u64) {
+        while self.acked < seq {
+            self.read().await.expect("the session goes on");
+        }
+    }
+
+    pub async fn offer(&mut self) -> JobOffer {
+        match self.next().await {
+            Down::JobOffer(offer) => offer,
+            other => panic!("an offer was due, not {other:?}"),
+        }
+    }
+
+    pub async fn goodbye(&mut self) -> String {
+        loop {
+            match self.maybe_next().await {
+                Some(Down::Goodbye(goodbye)) => return goodbye.code,
+                Some(_) => {}
+                None => panic!("the session ended without a goodbye"),
+            }
+        }
+    }
+
+    pub async fn accept(&mut self, job: &common::JobRef) -> u64 {
+        self.send(Up::JobAck(JobAck { job: Some(job.clone()) })).await
+    }
+
+    pub async fn reject(&mut self, job: &common::JobRef, reason: RejectReason) -> u64 {
+        let frame = JobReject { job: Some(job.clone()), reason: reason.into(), detail: String::new() };
+        self.send(Up::JobReject(frame)).await
+    }
+
+    pub async fn update(&mut self, job: &common::JobRef, state: &str, reason: &str) -> u64 {
+        let update = JobUpdate {
+            job: Some(job.clone()),
+            state: state.into(),
+            reason: reason.into(),
+            at_us: 1_700_000_000_500_000,
+            ..Default::default()
+        };
+        self.send(Up::JobUpdate(update)).await
+    }
+
+    pub async fn step(&mut self, job: &common::JobRef, owner_index: i32, state: &str) -> u64 {
+        let update = StepUpdate {
+            job: Some(job.clone()),
+            step: Some(StepKey { kind: "step".into(), owner_index, ordinal: 0 }),
+            name: "true".into(),
+            state: state.into(),
+            at_us: 1_700_000_000_400_000,
+            ..Default::default()
+        };
+        self.send(Up::StepUpdate(update)).await
+    }
+
+    /// Acknowledges and starts; true when the start was granted.
+    pub async fn begin(&mut self, job: &common::JobRef) -> bool {
+        self.accept(job).await;
+        self.ask(job).await
+    }
+
+    pub async fn ask(&mut self, job: &common::JobRef) -> bool {
+        self.update(job, "running", "").await;
+        match self.next().await {
+            Down::StartGranted(granted) => granted.job.as_ref() == Some(job),
+            Down::StartDenied(_) => false,
+            other => panic!("an answer to the start was due, not {other:?}"),
+        }
+    }
+
+    /// Takes one job from offer to success.
+    pub async fn work(&mut self) -> common::JobRef {
+        let job = self.offer().await.job.unwrap();
+        assert!(self.begin(&job).await);
+        self.step(&job, 0, "running").await;
+        self.step(&job, 0, "success").await;
+        let seq = self.update(&job, "success", "").await;
+        self.settled(seq).await;
+        job
+    }
+
+    /// The connection breaks.
+    pub fn drop_connection(self) {}
+}
+
+pub fn job_ref(job: &common::JobRef) -> JobRef {
+    JobRef { run_id: job.run_id.parse().unwrap(), job_id: job.job_id.parse().unwrap(), epoch: job.dispatch_epoch }
+}

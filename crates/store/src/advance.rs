@@ -1,0 +1,355 @@
+//! What follows from a change of a run's jobs: which become ready, are skipped or cancelled, and how the run stands. Pure;
+//! `shared::settle` reads the rows it works on and writes what it changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kici_engine::ids::{AgentId, InstanceId, JobId};
+use kici_engine::lock::Need;
+use kici_engine::needs::{Verdict, aggregate, decide, merge_outputs};
+use kici_engine::state::{
+    FailureReason, InvalidTransition, JobEvent, JobStatus, JobView, QueueStatus, RunStatus, run_status, transition,
+};
+use kici_engine::time::Ts;
+
+use crate::StoreError;
+use crate::model::{
+    Activate, Activation, Effects, FinishedJob, HeldJob, Job, JobRef, NeedEdge, NeedResult, QueueEntry, ReadyJob, Run,
+};
+
+/// The open row of the queue that a job has.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenRow {
+    pub(crate) status: QueueStatus,
+    pub(crate) epoch: u32,
+    pub(crate) agent_id: Option<AgentId>,
+    pub(crate) owner: Option<InstanceId>,
+    pub(crate) started: bool,
+}
+
+/// Whether [`RunState::advance`] is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Advanced {
+    /// Nothing more follows.
+    Stable,
+    /// A job is ready and the lock document must be read to judge it; call again with it.
+    WantsLock,
+}
+
+/// A run with all its jobs, and what was done to them.
+pub(crate) struct RunState {
+    pub(crate) run: Run,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) open: BTreeMap<JobId, OpenRow>,
+    /// Rows to add to the queue.
+    pub(crate) enqueued: BTreeMap<JobId, QueueEntry>,
+    /// What open rows of ended jobs end as, where it does not follow from the job.
+    pub(crate) row_ends: BTreeMap<JobId, QueueStatus>,
+    edges: BTreeMap<String, Vec<Need>>,
+    before: Vec<Job>,
+    to_stop: Vec<HeldJob>,
+}
+
+impl From<InvalidTransition> for StoreError {
+    fn from(error: InvalidTransition) -> Self {
+        Self::Corrupt { what: "job status", detail: error.to_string() }
+    }
+}
+
+impl RunState {
+    pub(crate) fn new(run: Run, jobs: Vec<Job>, needs: Vec<NeedEdge>, open: BTreeMap<JobId, OpenRow>) -> Self {
+        let mut edges: BTreeMap<String, Vec<Need>> = BTreeMap::new();
+        for edge in needs {
+            edges.entry(edge.job_name).or_default().push(Need { job: edge.upstream, run_on: edge.run_on });
+        }
+        let before = jobs.clone();
+        Self {
+            run,
+            jobs,
+            open,
+            enqueued: BTreeMap::new(),
+            row_ends: BTreeMap::new(),
+            edges,
+            before,
+            to_stop: Vec::new(),
+        }
+    }
+
+    /// Where a job stands in `jobs`.
+    pub(crate) fn position(&self, id: JobId) -> Option<usize> {
+        self.jobs.iter().position(|job| job.id == id)
+    }
+
+    /// Moves a job along the state machine. A reason that is given replaces one that is there.
+    pub(crate) fn apply(
+        &mut self,
+        at: usize,
+        event: JobEvent,
+        reason: Option<FailureReason>,
+        message: Option<String>,
+        now: Ts,
+    ) -> Result<(), InvalidTransition> {
+        let job = &mut self.jobs[at];
+        let mut status = transition(job.status, event)?;
+        if let Some(reason) = reason {
+            job.failure_reason = Some(reason);
+            job.failure_class = Some(reason.class());
+        }
+        if let Some(message) = message {
+            job.failure_message = Some(message);
+        }
+        if event == JobEvent::Fail {
+            status = job.failure_reason.map_or(status, FailureReason::status);
+        }
+        if status == JobStatus::Success {
+            job.failure_reason = None;
+            job.failure_class = None;
+            job.failure_message = None;
+        }
+        if status == JobStatus::Queued && job.ready_at.is_none() {
+            job.ready_at = Some(now);
+        }
+        if status.is_terminal() {
+            job.finished_at = Some(now);
+            job.routing_reason = None;
+        }
+        job.status = status;
+        Ok(())
+    }
+
+    /// Stops a job that has not ended, for `reason`. With `force` nothing unwinds: the row ends now and the agent kills.
+    pub(crate) fn stop(
+        &mut self,
+        at: usize,
+        reason: FailureReason,
+        force: bool,
+        now: Ts,
+    ) -> Result<(), InvalidTransition> {
+        let job = &self.jobs[at];
+        let event = match job.status {
+            JobStatus::Running if !force => JobEvent::CancelGraceful,
+            JobStatus::Cancelling if force => JobEvent::CancelForce,
+            JobStatus::Cancelling => return Ok(()),
+            _ => JobEvent::Cancel,
+        };
+        // What made it stop first stays the reason.
+        let reason = job.failure_reason.is_none().then_some(reason);
+        let id = job.id;
+        self.apply(at, event, reason, None, now)?;
+        self.to_stop.extend(self.held(id));
+        Ok(())
+    }
+
+    /// Who must be told when this job is stopped.
+    pub(crate) fn held(&self, id: JobId) -> Option<HeldJob> {
+        let row = self.open.get(&id)?;
+        Some(HeldJob {
+            job: JobRef { run_id: self.run.id, job_id: id, epoch: row.epoch },
+            agent_id: row.agent_id.clone()?,
+            owner: row.owner.clone(),
+            started: row.started,
+        })
+    }
+
+    /// Does all that follows, until nothing more does. Without `activate` ready jobs stay as they are.
+    pub(crate) fn advance(
+        &mut self,
+        now: Ts,
+        activate: Option<&dyn Activate>,
+        lock: Option<&Arc<Vec<u8>>>,
+    ) -> Result<Advanced, StoreError> {
+        let mut wants_lock = false;
+        loop {
+            let mut changed = self.fail_fast(now)?;
+            for at in 0..self.jobs.len() {
+                if self.jobs[at].status != JobStatus::Pending {
+                    continue;
+                }
+                if self.run.cancel_requested_at.is_some() {
+                    let reason = self.run.failure_reason.unwrap_or(FailureReason::CancelledByUser);
+                    self.stop(at, reason, false, now)?;
+                    changed = true;
+                    continue;
+                }
+                match self.judge(at) {
+                    Verdict::Wait => {}
+                    Verdict::Skip { reason } => {
+                        self.apply(at, JobEvent::Skip, None, Some(reason), now)?;
+                        changed = true;
+                    }
+                    Verdict::Ready => match (activate, lock) {
+                        (Some(activate), Some(lock)) => changed |= self.activate(at, activate, lock, now)?,
+                        (Some(_), None) => wants_lock = true,
+                        (None, _) => self.jobs[at].needs_satisfied = true,
+                    },
+                }
+            }
+            if !changed {
+                return Ok(if wants_lock { Advanced::WantsLock } else { Advanced::Stable });
+            }
+        }
+    }
+
+    fn judge(&self, at: usize) -> Verdict {
+        let edges = self.edges.get(&self.jobs[at].name).map_or(&[][..], Vec::as_slice);
+        decide(edges, |base| aggregate(self.variants(base).map(|job| job.status)))
+    }
+
+    fn variants<'a>(&'a self, base: &'a str) -> impl Iterator<Item = &'a Job> {
+        self.jobs.iter().filter(move |job| job.base_name == base)
+    }
+
+    /// Judges a ready job; false when it must wait for its siblings.
+    fn activate(
+        &mut self,
+        at: usize,
+        activate: &dyn Activate,
+        lock: &Arc<Vec<u8>>,
+        now: Ts,
+    ) -> Result<bool, InvalidTransition> {
+        self.jobs[at].needs_satisfied = true;
+        if !self.has_room(at) {
+            return Ok(false);
+        }
+        let job = self.jobs[at].clone();
+        let needs = self.need_results(&job.name);
+        let ready = ReadyJob { run: self.run.clone(), job, lock_json: Arc::clone(lock), needs };
+        match activate.activate(&ready) {
+            Activation::Enqueue(entry) => {
+                self.apply(at, JobEvent::Enqueue, None, None, now)?;
+                self.enqueued.insert(ready.job.id, entry);
+            }
+            Activation::Skip { reason } => self.apply(at, JobEvent::Skip, None, Some(reason), now)?,
+            Activation::Fail { reason, message } => {
+                // There is no edge from `pending` to a failure.
+                self.apply(at, JobEvent::Enqueue, None, None, now)?;
+                self.apply(at, JobEvent::Fail, Some(reason), Some(message), now)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// False when `max_parallel` variants of the job are under way.
+    fn has_room(&self, at: usize) -> bool {
+        let job = &self.jobs[at];
+        let Some(max) = job.max_parallel else { return true };
+        let under_way =
+            self.variants(&job.base_name).filter(|j| j.status != JobStatus::Pending && !j.status.is_terminal());
+        under_way.count() < usize::try_from(max.max(1)).unwrap_or(usize::MAX)
+    }
+
+    /// Puts roots beyond `max_parallel` back: they are activated again when there is room.
+    pub(crate) fn hold_back(&mut self) {
+        for at in 0..self.jobs.len() {
+            let job = &self.jobs[at];
+            let Some(max) = job.max_parallel else { continue };
+            let queued = |j: &&Job| j.base_name == job.base_name && j.status == JobStatus::Queued;
+            let earlier = self.jobs[..at].iter().filter(queued).count();
+            if job.status == JobStatus::Queued && earlier >= usize::try_from(max.max(1)).unwrap_or(usize::MAX) {
+                self.enqueued.remove(&job.id);
+                let job = &mut self.jobs[at];
+                job.status = JobStatus::Pending;
+                job.ready_at = None;
+            }
+        }
+    }
+
+    fn fail_fast(&mut self, now: Ts) -> Result<bool, InvalidTransition> {
+        let failed = |job: &&Job| job.fail_fast && job.status.is_failure();
+        let bases: Vec<String> = self.jobs.iter().filter(failed).map(|job| job.base_name.clone()).collect();
+        let mut changed = false;
+        for at in 0..self.jobs.len() {
+            let job = &self.jobs[at];
+            let over = job.status.is_terminal() || job.status == JobStatus::Cancelling;
+            if !over && bases.contains(&job.base_name) {
+                self.stop(at, FailureReason::FailFast, false, now)?;
+                changed = true;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// What a job needs, once all of it has ended.
+    pub(crate) fn need_results(&self, job_name: &str) -> BTreeMap<String, NeedResult> {
+        let edges = self.edges.get(job_name).map_or(&[][..], Vec::as_slice);
+        edges
+            .iter()
+            .filter_map(|edge| {
+                let variants: Vec<&Job> = self.variants(&edge.job).collect();
+                Some((edge.job.clone(), need_result(&variants)?))
+            })
+            .collect()
+    }
+
+    /// Brings the run's own columns up to date.
+    pub(crate) fn conclude(&mut self, now: Ts) {
+        let run = &mut self.run;
+        if run.status.is_terminal() {
+            return;
+        }
+        if run.started_at.is_none() {
+            run.started_at = self.jobs.iter().filter_map(|job| job.started_at).min();
+            run.deadline = run.started_at.zip(run.timeout).map(|(at, limit)| at.plus(limit));
+        }
+        let views: Vec<JobView> = self
+            .jobs
+            .iter()
+            .map(|job| JobView { status: job.status, reason: job.failure_reason, started: job.started_at.is_some() })
+            .collect();
+        run.status = run_status(&views, run.cancel_requested_at.is_some());
+        if run.status == RunStatus::Failed
+            && run.failure_reason.is_none()
+            && let Some(job) = self.jobs.iter().find(|job| job.status.is_failure())
+        {
+            run.failure_reason = job.failure_reason;
+            run.failure_message = job.failure_message.as_ref().map(|text| format!("{}: {text}", job.name));
+        }
+        if run.status.is_terminal() {
+            run.finished_at = Some(now);
+        }
+    }
+
+    /// Jobs that differ from what was read.
+    pub(crate) fn changed(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.iter().zip(&self.before).filter(|(now, before)| now != before).map(|(now, _)| now)
+    }
+
+    /// Jobs that ended since they were read.
+    pub(crate) fn ended(&self) -> impl Iterator<Item = &Job> {
+        let ended = |(now, before): &(&Job, &Job)| now.status.is_terminal() && !before.status.is_terminal();
+        self.jobs.iter().zip(&self.before).filter(ended).map(|(now, _)| now)
+    }
+
+    /// What the open row of an ended job ends as.
+    pub(crate) fn row_end(&self, job: &Job) -> QueueStatus {
+        self.row_ends.get(&job.id).copied().unwrap_or(match job.status {
+            JobStatus::Cancelled => QueueStatus::Cancelled,
+            _ => QueueStatus::Completed,
+        })
+    }
+
+    pub(crate) fn into_effects(self, was: RunStatus) -> Effects {
+        let finished_jobs = self.ended().map(|job| self.finished(job)).collect();
+        let run_finished = self.run.status.is_terminal() && !was.is_terminal();
+        let newly_queued = self.enqueued.into_keys().collect();
+        Effects { run: self.run, finished_jobs, newly_queued, to_stop: self.to_stop, run_finished }
+    }
+
+    fn finished(&self, job: &Job) -> FinishedJob {
+        FinishedJob {
+            job: JobRef { run_id: job.run_id, job_id: job.id, epoch: job.dispatch_epoch },
+            name: job.name.clone(),
+            status: job.status,
+            reason: job.failure_reason,
+            agent_id: job.agent_id.clone(),
+        }
+    }
+}
+
+/// The variants of one base name as one result; none while one is open.
+pub(crate) fn need_result(variants: &[&Job]) -> Option<NeedResult> {
+    let status = aggregate(variants.iter().map(|job| job.status))?;
+    let outputs = merge_outputs(variants.iter().map(|job| &job.outputs));
+    let labelled = variants.iter().filter_map(|job| Some((job.variant_label.clone()?, job.outputs.clone())));
+    Some(NeedResult { status, outputs, variants: labelled.collect() })
+}

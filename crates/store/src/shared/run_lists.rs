@@ -1,0 +1,304 @@
+//! Reading runs and jobs, the sweeps' lists, and the plan of a re-run.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use diesel::prelude::*;
+use diesel_async::RunQueryDsl;
+use kici_engine::ids::{JobId, RunId};
+use kici_engine::state::{JobStatus, RunStatus};
+use kici_engine::time::Ts;
+
+use super::backend::{Conn, Db};
+use super::queue::is_held;
+use super::rows::{JobRow, NeedRow, RunRow, agent, agent_opt, small};
+use super::schema::{dispatch_queue, job_needs, jobs, runs};
+use crate::StoreError;
+use crate::ctx::Ctx;
+use crate::model::{
+    Cursor, HeldJob, Job, JobRef, JobStart, Listed, NeedEdge, NewJob, NewNeed, NewRun, Page, Rerun, Run, RunFilter,
+};
+use crate::types::{DbId, DbTs};
+
+pub(crate) async fn run_get(conn: &mut Conn, _: &Ctx, id: &RunId) -> Result<Option<Run>, StoreError> {
+    let row: Option<RunRow> =
+        runs::table.find(DbId::from(*id)).select(RunRow::as_select()).first(conn).await.optional()?;
+    row.map(RunRow::read).transpose()
+}
+
+pub(crate) async fn run_list(
+    conn: &mut Conn,
+    _: &Ctx,
+    filter: &RunFilter,
+    page: &Page,
+) -> Result<Listed<Run>, StoreError> {
+    let mut query = runs::table.into_boxed::<Db>();
+    if let Some(id) = filter.source_id {
+        query = query.filter(runs::source_id.eq(DbId::from(id)));
+    }
+    if let Some(id) = filter.delivery_id {
+        query = query.filter(runs::delivery_row_id.eq(DbId::from(id)));
+    }
+    if let Some(repo) = &filter.repo {
+        query = query.filter(runs::repo.eq(repo));
+    }
+    if let Some(git_ref) = &filter.git_ref {
+        query = query.filter(runs::git_ref.eq(git_ref));
+    }
+    if let Some(sha) = &filter.sha {
+        query = query.filter(runs::sha.eq(sha));
+    }
+    if let Some(name) = &filter.workflow_name {
+        query = query.filter(runs::workflow_name.eq(name));
+    }
+    if !filter.statuses.is_empty() {
+        query = query.filter(runs::status.eq_any(filter.statuses.iter().map(|status| status.as_str())));
+    }
+    if let Some(Cursor { at, id }) = page.after {
+        let (at, id) = (DbTs::from(at), DbId::from(id));
+        query = query.filter(runs::created_at.lt(at).or(runs::created_at.eq(at).and(runs::id.lt(id))));
+    }
+    let limit = page.limit.clamp(1, 500);
+    let rows: Vec<RunRow> = query
+        .order((runs::created_at.desc(), runs::id.desc()))
+        .limit(i64::from(limit))
+        .select(RunRow::as_select())
+        .load(conn)
+        .await?;
+    let items = rows.into_iter().map(RunRow::read).collect::<Result<Vec<_>, _>>()?;
+    let next = super::rows::next(&items, limit, |run| Cursor { at: run.created_at, id: run.id.uuid() });
+    Ok(Listed { items, next })
+}
+
+pub(crate) async fn job_get(conn: &mut Conn, _: &Ctx, id: &JobId) -> Result<Option<Job>, StoreError> {
+    let row: Option<JobRow> =
+        jobs::table.find(DbId::from(*id)).select(JobRow::as_select()).first(conn).await.optional()?;
+    row.map(JobRow::read).transpose()
+}
+
+pub(crate) async fn jobs_of_run(conn: &mut Conn, _: &Ctx, id: &RunId) -> Result<Vec<Job>, StoreError> {
+    let rows: Vec<JobRow> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(*id)))
+        .order(jobs::position)
+        .select(JobRow::as_select())
+        .load(conn)
+        .await?;
+    rows.into_iter().map(JobRow::read).collect()
+}
+
+pub(crate) async fn needs_of_run(conn: &mut Conn, _: &Ctx, id: &RunId) -> Result<Vec<NeedEdge>, StoreError> {
+    let rows: Vec<NeedRow> = job_needs::table
+        .filter(job_needs::run_id.eq(DbId::from(*id)))
+        .order((job_needs::job_name, job_needs::upstream_name))
+        .select(NeedRow::as_select())
+        .load(conn)
+        .await?;
+    Ok(rows.into_iter().map(NeedRow::read).collect())
+}
+
+/// The run is not terminal. Literals, so that both planners use the partial index.
+fn is_open() -> diesel::expression::SqlLiteral<diesel::sql_types::Bool> {
+    diesel::dsl::sql("runs.status IN ('pending', 'running', 'held', 'cancelling')")
+}
+
+pub(crate) async fn runs_open(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<Vec<RunId>, StoreError> {
+    let ids: Vec<DbId> = runs::table
+        .filter(is_open())
+        .order((runs::created_at, runs::id))
+        .limit(i64::from(*limit))
+        .select(runs::id)
+        .load(conn)
+        .await?;
+    Ok(ids.into_iter().map(Into::into).collect())
+}
+
+pub(crate) async fn runs_past_deadline(conn: &mut Conn, ctx: &Ctx, limit: &u32) -> Result<Vec<RunId>, StoreError> {
+    let ids: Vec<DbId> = runs::table
+        .filter(is_open())
+        .filter(runs::deadline.lt(DbTs::from(ctx.now)))
+        .filter(runs::cancel_requested_at.is_null())
+        .order(runs::created_at)
+        .limit(i64::from(*limit))
+        .select(runs::id)
+        .load(conn)
+        .await?;
+    Ok(ids.into_iter().map(Into::into).collect())
+}
+
+pub(crate) async fn runs_cancelling_since(
+    conn: &mut Conn,
+    _: &Ctx,
+    before: &Ts,
+    limit: &u32,
+) -> Result<Vec<RunId>, StoreError> {
+    let ids: Vec<DbId> = runs::table
+        .filter(is_open())
+        .filter(runs::cancel_requested_at.lt(DbTs::from(*before)))
+        .order(runs::created_at)
+        .limit(i64::from(*limit))
+        .select(runs::id)
+        .load(conn)
+        .await?;
+    Ok(ids.into_iter().map(Into::into).collect())
+}
+
+type HeldColumns = (DbId, DbId, i64, Option<String>, Option<String>, Option<DbTs>);
+
+fn held(columns: HeldColumns) -> Result<HeldJob, StoreError> {
+    let (run_id, job_id, epoch, agent_id, owner, started_at) = columns;
+    Ok(HeldJob {
+        job: JobRef { run_id: run_id.into(), job_id: job_id.into(), epoch: small(epoch) },
+        agent_id: agent(agent_id.unwrap_or_default())?,
+        owner: agent_opt(owner)?,
+        started: started_at.is_some(),
+    })
+}
+
+pub(crate) async fn jobs_stale(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<Vec<HeldJob>, StoreError> {
+    let before = DbTs::from(*before);
+    let running = [JobStatus::Running, JobStatus::Cancelling].map(JobStatus::as_str);
+    let rows: Vec<HeldColumns> = dispatch_queue::table
+        .inner_join(jobs::table)
+        .filter(is_held())
+        .filter(jobs::status.eq_any(running))
+        .filter(jobs::started_at.lt(before))
+        .filter(jobs::last_heartbeat_at.lt(before).or(jobs::last_heartbeat_at.is_null()))
+        .limit(i64::from(*limit))
+        .select((
+            dispatch_queue::run_id,
+            dispatch_queue::id,
+            dispatch_queue::dispatch_epoch,
+            dispatch_queue::agent_id,
+            dispatch_queue::owner_instance_id,
+            dispatch_queue::started_at,
+        ))
+        .load(conn)
+        .await?;
+    rows.into_iter().map(held).collect()
+}
+
+pub(crate) async fn jobs_past_timeout(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    slack: &Duration,
+    limit: &u32,
+) -> Result<Vec<HeldJob>, StoreError> {
+    // The two databases add milliseconds to an instant differently: it is done here, on the few jobs that run.
+    let rows: Vec<(HeldColumns, Option<i64>)> = dispatch_queue::table
+        .inner_join(jobs::table)
+        .filter(is_held())
+        .filter(jobs::timeout_ms.is_not_null())
+        .filter(dispatch_queue::started_at.is_not_null())
+        .select((
+            (
+                dispatch_queue::run_id,
+                dispatch_queue::id,
+                dispatch_queue::dispatch_epoch,
+                dispatch_queue::agent_id,
+                dispatch_queue::owner_instance_id,
+                dispatch_queue::started_at,
+            ),
+            jobs::timeout_ms,
+        ))
+        .load(conn)
+        .await?;
+    let over = |columns: &HeldColumns, timeout_ms: Option<i64>| {
+        let limit = Duration::from_millis(timeout_ms.and_then(|ms| u64::try_from(ms).ok()).unwrap_or(0)) + *slack;
+        columns.5.is_some_and(|at| Ts::from(at).plus(limit) < ctx.now)
+    };
+    rows.into_iter()
+        .filter(|(columns, timeout_ms)| over(columns, *timeout_ms))
+        .take(usize::try_from(*limit).unwrap_or(usize::MAX))
+        .map(|(columns, _)| held(columns))
+        .collect()
+}
+
+pub(crate) async fn run_rerun_plan(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    id: &RunId,
+    failed_only: &bool,
+) -> Result<Rerun, StoreError> {
+    let Some(run) = run_get(conn, ctx, id).await? else { return Ok(Rerun::NotFound) };
+    if !run.status.is_terminal() {
+        return Ok(Rerun::StillOpen(run.status));
+    }
+    if *failed_only && run.status == RunStatus::Success {
+        return Ok(Rerun::NothingFailed);
+    }
+    let jobs = jobs_of_run(conn, ctx, id).await?;
+    let needs = needs_of_run(conn, ctx, id).await?;
+    let again = repeated(&jobs, &needs);
+    let new_id = RunId::mint(ctx.ids());
+    let new_jobs = jobs
+        .iter()
+        .map(|job| {
+            let after = needs.iter().any(|n| n.job_name == job.name && again.contains(n.upstream.as_str()));
+            let keep = *failed_only && job.status == JobStatus::Success && !after;
+            let start = if keep { JobStart::Succeeded { outputs: job.outputs.clone() } } else { JobStart::Pending };
+            NewJob {
+                id: JobId::mint(ctx.ids()),
+                name: job.name.clone(),
+                base_name: job.base_name.clone(),
+                job_index: job.job_index,
+                variant_label: job.variant_label.clone(),
+                matrix: job.matrix.clone(),
+                display_name: job.display_name.clone(),
+                max_parallel: job.max_parallel,
+                fail_fast: job.fail_fast,
+                timeout: job.timeout,
+                start,
+            }
+        })
+        .collect();
+    let needs = needs
+        .into_iter()
+        .map(|edge| NewNeed { job_name: edge.job_name, upstream: edge.upstream, run_on: edge.run_on })
+        .collect();
+    Ok(Rerun::Planned(Box::new(repetition(run, new_id, new_jobs, needs))))
+}
+
+fn repetition(run: Run, id: RunId, jobs: Vec<NewJob>, needs: Vec<NewNeed>) -> NewRun {
+    NewRun {
+        id,
+        org: run.org,
+        source_id: run.source_id,
+        delivery_id: run.delivery_id,
+        dedup_key: format!("rerun:{}:{}", run.id.uuid(), id.uuid()),
+        repo: run.repo,
+        git_ref: run.git_ref,
+        sha: run.sha,
+        workflow_name: run.workflow_name,
+        run_name: run.run_name,
+        lock_digest: run.lock_digest,
+        lock_json: Vec::new(),
+        event: run.event,
+        trigger_kind: run.trigger_kind,
+        inputs: run.inputs,
+        request_id: run.request_id,
+        chain_depth: run.chain_depth,
+        timeout: run.timeout,
+        attempt: run.attempt + 1,
+        parent_run_id: Some(run.id),
+        jobs,
+        needs,
+    }
+}
+
+/// Base names of which something is repeated: a variant that did not end well, or all that need one of those.
+fn repeated<'a>(jobs: &'a [Job], needs: &'a [NeedEdge]) -> BTreeSet<&'a str> {
+    let well = |job: &&Job| !matches!(job.status, JobStatus::Success | JobStatus::Skipped);
+    let mut names: BTreeSet<&str> = jobs.iter().filter(well).map(|job| job.base_name.as_str()).collect();
+    loop {
+        let more: Vec<&str> = jobs
+            .iter()
+            .filter(|job| !names.contains(job.base_name.as_str()))
+            .filter(|job| needs.iter().any(|n| n.job_name == job.name && names.contains(n.upstream.as_str())))
+            .map(|job| job.base_name.as_str())
+            .collect();
+        if more.is_empty() {
+            return names;
+        }
+        names.extend(more);
+    }
+}

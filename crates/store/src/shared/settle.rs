@@ -1,0 +1,259 @@
+//! Reads a run under its lock, lets `crate::advance` do what follows from a change, and writes it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use diesel::prelude::*;
+use diesel_async::RunQueryDsl;
+use kici_engine::ids::{JobId, RunId};
+use kici_engine::state::{JobStatus, QueueStatus, StepStatus};
+use sha2::{Digest, Sha256};
+
+use super::backend::Conn;
+use super::queue::is_open;
+use super::rows::{
+    DispatchRow, JobChange, JobRow, NeedRow, RunRow, SelectorRow, agent_opt, clean_opt, db_ts, small, word,
+};
+use super::runs::lock_body;
+use super::schema::{dispatch_history, dispatch_queue, job_needs, jobs, queue_selectors, runs, steps};
+use crate::StoreError;
+use crate::advance::{Advanced, OpenRow, RunState};
+use crate::ctx::Ctx;
+use crate::model::{Activate, Effects, Job, QueueEntry, Run};
+use crate::notify::Topic;
+use crate::types::{DbId, DbTs, Doc};
+
+/// Reads a run with its jobs and locks it: whoever else changes one of its jobs waits.
+pub(crate) async fn load(conn: &mut Conn, id: RunId) -> Result<Option<RunState>, StoreError> {
+    let key = DbId::from(id);
+    let run: Option<RunRow> =
+        lock_row!(runs::table.find(key).select(RunRow::as_select())).first(conn).await.optional()?;
+    let Some(run) = run else { return Ok(None) };
+    let jobs: Vec<JobRow> =
+        jobs::table.filter(jobs::run_id.eq(key)).order(jobs::position).select(JobRow::as_select()).load(conn).await?;
+    let needs: Vec<NeedRow> = if jobs.len() > 1 {
+        job_needs::table.filter(job_needs::run_id.eq(key)).select(NeedRow::as_select()).load(conn).await?
+    } else {
+        Vec::new()
+    };
+    let open = open_rows(conn, key).await?;
+    let jobs = jobs.into_iter().map(JobRow::read).collect::<Result<_, _>>()?;
+    let needs = needs.into_iter().map(NeedRow::read).collect();
+    Ok(Some(RunState::new(run.read()?, jobs, needs, open)))
+}
+
+async fn open_rows(conn: &mut Conn, run: DbId) -> Result<BTreeMap<JobId, OpenRow>, StoreError> {
+    type Columns = (DbId, String, i64, Option<String>, Option<String>, Option<DbTs>);
+    // Locked, so that no claim takes a row that is about to end.
+    let rows: Vec<Columns> = lock_row!(
+        dispatch_queue::table
+            .filter(dispatch_queue::run_id.eq(run))
+            .filter(is_open())
+            .order(dispatch_queue::id)
+            .select((
+                dispatch_queue::id,
+                dispatch_queue::status,
+                dispatch_queue::dispatch_epoch,
+                dispatch_queue::agent_id,
+                dispatch_queue::owner_instance_id,
+                dispatch_queue::started_at,
+            ))
+    )
+    .load(conn)
+    .await?;
+    rows.into_iter()
+        .map(|(id, status, epoch, agent_id, owner, started_at)| {
+            let row = OpenRow {
+                status: word("queue status", &status)?,
+                epoch: small(epoch),
+                agent_id: agent_opt(agent_id)?,
+                owner: agent_opt(owner)?,
+                started: started_at.is_some(),
+            };
+            Ok((id.into(), row))
+        })
+        .collect()
+}
+
+/// Does what follows from the changes made to `state` and writes all of it.
+pub(crate) async fn settle(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    mut state: RunState,
+    activate: Option<&dyn Activate>,
+) -> Result<Effects, StoreError> {
+    let was = state.run.clone();
+    finish_advance(conn, ctx, &mut state, activate).await?;
+    for job in state.changed() {
+        diesel::update(jobs::table.find(DbId::from(job.id))).set(JobChange::of(job)).execute(conn).await?;
+    }
+    for job in state.ended() {
+        close_steps(conn, ctx, job).await?;
+        if let Some(row) = state.open.get(&job.id) {
+            close_row(conn, ctx, job, row, state.row_end(job)).await?;
+        }
+    }
+    enqueue(conn, ctx, &state).await?;
+    if state.run != was {
+        write_run(conn, &state.run).await?;
+    }
+    ctx.wake(Topic::Run(state.run.id));
+    Ok(state.into_effects(was.status))
+}
+
+/// Lets a run advance until it is stable, reading the lock document when a job is ready.
+pub(crate) async fn finish_advance(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    state: &mut RunState,
+    activate: Option<&dyn Activate>,
+) -> Result<(), StoreError> {
+    let mut lock: Option<Arc<Vec<u8>>> = None;
+    while state.advance(ctx.now, activate, lock.as_ref())? == Advanced::WantsLock {
+        let digest = state.run.lock_digest.clone();
+        let body = lock_body(conn, ctx, &digest).await?.ok_or(StoreError::NotFound { what: "lock document" })?;
+        lock = Some(body);
+    }
+    state.conclude(ctx.now);
+    Ok(())
+}
+
+/// Writes the columns of a run that change after its creation.
+async fn write_run(conn: &mut Conn, run: &Run) -> Result<(), StoreError> {
+    diesel::update(runs::table.find(DbId::from(run.id)))
+        .set((
+            runs::status.eq(run.status.as_str()),
+            runs::failure_reason.eq(run.failure_reason.map(|reason| reason.as_str())),
+            runs::failure_message.eq(clean_opt(run.failure_message.as_deref())),
+            runs::cancel_requested_at.eq(db_ts(run.cancel_requested_at)),
+            runs::cancelled_by.eq(run.cancelled_by.as_deref()),
+            runs::started_at.eq(db_ts(run.started_at)),
+            runs::finished_at.eq(db_ts(run.finished_at)),
+            runs::deadline.eq(db_ts(run.deadline)),
+        ))
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+async fn close_steps(conn: &mut Conn, ctx: &Ctx, job: &Job) -> Result<(), StoreError> {
+    if job.dispatch_epoch == 0 {
+        return Ok(());
+    }
+    let running = match job.status {
+        JobStatus::Success => StepStatus::Success,
+        JobStatus::Cancelled => StepStatus::Cancelled,
+        _ => StepStatus::Failed,
+    };
+    for (from, to) in [(StepStatus::Running, running), (StepStatus::Pending, StepStatus::Skipped)] {
+        diesel::update(steps::table)
+            .filter(steps::job_id.eq(DbId::from(job.id)))
+            .filter(steps::epoch.eq(i64::from(job.dispatch_epoch)))
+            .filter(steps::status.eq(from.as_str()))
+            .set((steps::status.eq(to.as_str()), steps::finished_at.eq(DbTs::from(ctx.now))))
+            .execute(conn)
+            .await?;
+    }
+    Ok(())
+}
+
+async fn close_row(conn: &mut Conn, ctx: &Ctx, job: &Job, row: &OpenRow, end: QueueStatus) -> Result<(), StoreError> {
+    let none: Option<DbTs> = None;
+    diesel::update(dispatch_queue::table.find(DbId::from(job.id)))
+        .set((
+            dispatch_queue::status.eq(end.as_str()),
+            dispatch_queue::finished_at.eq(DbTs::from(ctx.now)),
+            dispatch_queue::ack_deadline.eq(none),
+            dispatch_queue::recovery_deadline.eq(none),
+            dispatch_queue::unroutable_since.eq(none),
+        ))
+        .execute(conn)
+        .await?;
+    if row.status == QueueStatus::Pending {
+        return Ok(());
+    }
+    end_history(conn, ctx, job.id, row.epoch, end.as_str(), job.failure_message.as_deref()).await
+}
+
+/// Ends the history entry of a delivery.
+pub(crate) async fn end_history(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    job: JobId,
+    epoch: u32,
+    outcome: &str,
+    reason: Option<&str>,
+) -> Result<(), StoreError> {
+    diesel::update(dispatch_history::table.find((DbId::from(job), i64::from(epoch))))
+        .filter(dispatch_history::ended_at.is_null())
+        .set((
+            dispatch_history::ended_at.eq(DbTs::from(ctx.now)),
+            dispatch_history::outcome.eq(outcome),
+            dispatch_history::reason.eq(clean_opt(reason)),
+        ))
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Adds the rows of newly queued jobs.
+pub(crate) async fn enqueue(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Result<(), StoreError> {
+    let mut rows = Vec::with_capacity(state.enqueued.len());
+    let mut known: BTreeMap<String, ()> = BTreeMap::new();
+    for job in &state.jobs {
+        let Some(entry) = state.enqueued.get(&job.id) else { continue };
+        let selector = selector_row(ctx, entry)?;
+        rows.push(queue_row(&state.run, job, entry, selector.digest.clone(), ctx));
+        if known.insert(selector.digest.clone(), ()).is_none() {
+            diesel::insert_into(queue_selectors::table)
+                .values(&selector)
+                .on_conflict_do_nothing()
+                .execute(conn)
+                .await?;
+        }
+    }
+    insert_all!(conn, dispatch_queue::table, &rows);
+    if !rows.is_empty() {
+        ctx.wake(Topic::Queue);
+    }
+    Ok(())
+}
+
+fn selector_row(ctx: &Ctx, entry: &QueueEntry) -> Result<SelectorRow, StoreError> {
+    let text = serde_json::to_vec(&(&entry.selector, &entry.requires_machine_id))
+        .map_err(|error| StoreError::Corrupt { what: "selector", detail: error.to_string() })?;
+    Ok(SelectorRow {
+        digest: hex::encode(Sha256::digest(&text)),
+        selector: Doc(entry.selector.clone()),
+        requires_machine_id: entry.requires_machine_id.clone(),
+        created_at: ctx.now.into(),
+    })
+}
+
+fn queue_row(run: &Run, job: &Job, entry: &QueueEntry, selector_digest: String, ctx: &Ctx) -> DispatchRow {
+    DispatchRow {
+        id: job.id.into(),
+        run_id: run.id.into(),
+        workflow_name: run.workflow_name.clone(),
+        job_name: job.name.clone(),
+        status: QueueStatus::Pending.as_str().to_owned(),
+        priority: entry.priority.into(),
+        selector_digest,
+        created_at: ctx.now.into(),
+        expires_at: db_ts(entry.expires_at),
+        dispatched_at: None,
+        dispatch_attempts: 0,
+        dispatch_epoch: 0,
+        agent_id: None,
+        owner_instance_id: None,
+        ack_deadline: None,
+        ack_agent_id: None,
+        acked_at: None,
+        started_at: None,
+        recovery_deadline: None,
+        recovery_agent_id: None,
+        unroutable_since: None,
+        pinned_agent_id: None,
+        finished_at: None,
+    }
+}

@@ -1,0 +1,192 @@
+//! Sources, deliveries, registrations.
+
+use std::time::Duration;
+
+use kici_engine::ids::{IdSource, SourceId};
+use kici_engine::time::Clock;
+use kici_store::StoreError;
+use kici_store::model::*;
+use kici_store::testing::{TestIds, TestStore, instance};
+
+use crate::fixtures::{Plan, enqueue};
+
+fn source(name: &str, key: &str) -> NewSource {
+    NewSource {
+        id: SourceId::mint(&TestIds),
+        org: "default".to_owned(),
+        name: name.to_owned(),
+        kind: SourceKind::Generic,
+        routing_key: key.to_owned(),
+        config: serde_json::json!({ "a": [1, "ü"] }),
+        sealed_secrets: Some("sealed".to_owned()),
+        enabled: true,
+    }
+}
+
+fn delivery(source_id: SourceId, id: &str) -> NewDelivery {
+    NewDelivery {
+        org: "default".to_owned(),
+        source_id,
+        delivery_id: id.to_owned(),
+        event: "push".to_owned(),
+        action: None,
+        provider: "generic".to_owned(),
+        channel: "webhook".to_owned(),
+        repo: None,
+        git_ref: None,
+        sha: None,
+        request_id: "req".to_owned(),
+        headers: serde_json::json!({ "x-event-type": "push" }),
+        body: b"{\"zen\":\"\xff not UTF-8\"}".repeat(100),
+        claimed_by: Some(instance("node-1")),
+    }
+}
+
+fn outcome(status: DeliveryStatus) -> DeliveryOutcome {
+    DeliveryOutcome { status, error: None, note: Some("why".to_owned()) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sources_are_unique_versioned_and_removed_softly() {
+    TestStore::each(|t| async move {
+        let made = t.store.source_create(source("s", "generic:s")).await.unwrap();
+        let taken = t.store.source_create(source("s", "generic:other")).await.unwrap_err();
+        assert!(matches!(taken, StoreError::Exists { field: "name", .. }), "{taken}");
+        let taken = t.store.source_create(source("s2", "generic:s")).await.unwrap_err();
+        assert!(matches!(taken, StoreError::Exists { field: "routing key", .. }), "{taken}");
+        assert_eq!(t.store.source_get("default".to_owned(), "s".to_owned()).await.unwrap(), Some(made.clone()));
+
+        let off = SourceChange { enabled: Some(false), ..SourceChange::default() };
+        let changed = t.store.source_update(made.id, 1, off.clone()).await.unwrap();
+        assert_eq!((changed.version, changed.enabled, changed.config), (2, false, made.config.clone()));
+        let stale = t.store.source_update(made.id, 1, off.clone()).await.unwrap_err();
+        assert!(matches!(stale, StoreError::Changed { .. }), "{stale}");
+
+        assert!(t.store.source_remove(made.id).await.unwrap());
+        assert!(!t.store.source_remove(made.id).await.unwrap());
+        assert_eq!(t.store.source_by_routing_key("generic:s".to_owned()).await.unwrap(), None);
+        assert!(t.store.source_by_id(made.id).await.unwrap().unwrap().deleted_at.is_some());
+        assert!(matches!(t.store.source_update(made.id, 3, off).await.unwrap_err(), StoreError::NotFound { .. }));
+        t.store.source_create(source("s", "generic:s")).await.unwrap();
+        assert_eq!(t.store.source_list("default".to_owned()).await.unwrap().len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_is_stored_once_and_reopened_only_after_a_failure() {
+    TestStore::each(|t| async move {
+        let source_id = SourceId::from_uuid(TestIds.uuid());
+        let new = delivery(source_id, "d-1");
+        let DeliveryInserted::Inserted(id) = t.store.delivery_insert(new.clone()).await.unwrap() else { panic!() };
+        let body = t.store.delivery_body(id).await.unwrap().unwrap();
+        assert_eq!((body.body, body.headers), (new.body.clone(), new.headers.clone()));
+        let again = t.store.delivery_insert(new.clone()).await.unwrap();
+        assert_eq!(again, DeliveryInserted::Duplicate { id, status: DeliveryStatus::Received });
+
+        assert!(t.store.delivery_finish(id, outcome(DeliveryStatus::Failed)).await.unwrap());
+        assert!(!t.store.delivery_finish(id, outcome(DeliveryStatus::Processed)).await.unwrap());
+        assert_eq!(t.store.delivery_insert(new.clone()).await.unwrap(), DeliveryInserted::Reopened(id));
+        t.store.delivery_finish(id, outcome(DeliveryStatus::Processed)).await.unwrap();
+        let last = t.store.delivery_insert(new).await.unwrap();
+        assert_eq!(last, DeliveryInserted::Duplicate { id, status: DeliveryStatus::Processed });
+        let row = t.store.delivery_get(id).await.unwrap().unwrap();
+        assert_eq!((row.payload_bytes, row.note.as_deref(), row.claimed_by), (2_100, Some("why"), None));
+        assert_eq!(t.store.delivery_counts().await.unwrap()[&DeliveryStatus::Processed], 1);
+
+        assert_eq!(t.store.delivery_bodies_finished(5).await.unwrap().len(), 1);
+        t.store.delivery_body_moved(id, Some("event-log/x".to_owned()), None).await.unwrap();
+        assert_eq!(t.store.delivery_body(id).await.unwrap(), None);
+        assert!(t.store.delivery_bodies_finished(5).await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_are_freed_by_release_by_time_and_by_retry() {
+    TestStore::each(|t| async move {
+        let source_id = SourceId::from_uuid(TestIds.uuid());
+        let DeliveryInserted::Inserted(id) = t.store.delivery_insert(delivery(source_id, "d-1")).await.unwrap() else {
+            panic!()
+        };
+        let lapse = Duration::from_secs(900);
+        assert!(t.store.delivery_claim(10, lapse).await.unwrap().is_empty(), "claimed when it was stored");
+        assert_eq!(t.store.delivery_claims_release(vec![instance("node-1")]).await.unwrap(), 1);
+        assert_eq!(t.store.delivery_claim(10, lapse).await.unwrap()[0].id, id);
+        assert!(t.store.delivery_claim(10, lapse).await.unwrap().is_empty());
+        t.clock.advance(lapse + Duration::from_micros(1));
+        assert_eq!(t.store.delivery_claim(10, lapse).await.unwrap().len(), 1);
+        let later = t.clock.now().plus(Duration::from_secs(60));
+        assert!(t.store.delivery_retry(id, "forge is down".to_owned(), later).await.unwrap());
+        assert!(t.store.delivery_claim(10, lapse).await.unwrap().is_empty());
+        t.clock.advance(Duration::from_secs(60));
+        let claimed = t.store.delivery_claim(10, lapse).await.unwrap();
+        assert_eq!((claimed[0].attempts, claimed[0].error.as_deref()), (1, Some("forge is down")));
+    })
+    .await;
+}
+
+fn registrations(source_id: SourceId, names: &[&str]) -> RegistrationSet {
+    RegistrationSet {
+        org: "default".to_owned(),
+        routing_key: "generic:s".to_owned(),
+        source_id,
+        repo: "o/r".to_owned(),
+        sha: "b".repeat(40),
+        default_branch: Some("main".to_owned()),
+        workflows: names
+            .iter()
+            .map(|name| RegisteredWorkflow {
+                name: (*name).to_owned(),
+                lock_digest: format!("digest-{name}"),
+                lock_json: b"{}".to_vec(),
+                trigger_types: vec!["generic_webhook".to_owned()],
+            })
+            .collect(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processing_writes_runs_trace_and_registrations_together_and_once() {
+    TestStore::each(|t| async move {
+        let source = t.store.source_create(source("s", "generic:s")).await.unwrap();
+        let DeliveryInserted::Inserted(id) = t.store.delivery_insert(delivery(source.id, "d-1")).await.unwrap() else {
+            panic!()
+        };
+        let done = ProcessedDelivery {
+            id,
+            outcome: outcome(DeliveryStatus::Processed),
+            matched_count: 2,
+            repo: Some("o/r".to_owned()),
+            git_ref: None,
+            sha: None,
+            trace: Some(serde_json::json!({ "matched": true })),
+            runs: vec![
+                Plan::new("d-1:ci").of_delivery(id).queued("a").run(),
+                Plan::new("d-1:docs").of_delivery(id).job("skip").run(),
+            ],
+            registrations: Some(registrations(source.id, &["ci", "docs"])),
+        };
+        let processed = t.store.delivery_process(done.clone(), enqueue()).await.unwrap();
+        assert!(processed.applied);
+        assert_eq!(processed.runs.iter().map(|run| run.ready.len()).collect::<Vec<_>>(), [1, 0]);
+        assert!(!t.store.delivery_process(done, enqueue()).await.unwrap().applied);
+        let row = t.store.delivery_get(id).await.unwrap().unwrap();
+        assert_eq!((row.matched_count, row.first_run_id), (2, Some(processed.runs[0].run_id)));
+        assert_eq!(t.store.trace_get(id).await.unwrap().unwrap()["matched"], true);
+        assert_eq!(t.store.lock_document("digest-ci".to_owned()).await.unwrap().as_deref(), Some(&b"{}"[..]));
+
+        let list = |kind: Option<&str>| t.store.registration_list("default".to_owned(), None, kind.map(str::to_owned));
+        let ci = list(Some("generic_webhook")).await.unwrap().remove(0);
+        t.store.registration_enable(ci.id, false, "someone".to_owned()).await.unwrap();
+        t.store.registrations_replace(registrations(source.id, &["ci", "new"])).await.unwrap();
+        let found = list(None).await.unwrap();
+        let found: Vec<_> = found.iter().map(|r| (r.workflow_name.as_str(), r.enabled)).collect();
+        assert_eq!(found, [("ci", false), ("new", true)]);
+        assert!(list(Some("schedule")).await.unwrap().is_empty());
+        assert_eq!(t.store.registry_version().await.unwrap(), 3);
+        t.store.source_remove(source.id).await.unwrap();
+        assert!(list(None).await.unwrap().is_empty());
+    })
+    .await;
+}

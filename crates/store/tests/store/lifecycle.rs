@@ -1,0 +1,255 @@
+//! From a run's creation to its end.
+
+use std::time::Duration;
+
+use kici_engine::state::{FailureClass, FailureReason, JobStatus, QueueStatus, RunStatus, StepStatus};
+use kici_engine::time::Clock;
+use kici_store::model::*;
+use kici_store::testing::{TestStore, agent};
+
+use crate::fixtures::{Plan, claim, enqueue, finish, result, start, status_of, statuses, step};
+
+const SUCCESS: &[JobStatus] = &[JobStatus::Success];
+const FAILURE: &[JobStatus] = &[JobStatus::Failed];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_of_jobs_runs_to_its_end_with_outputs_handed_on() {
+    TestStore::each(|t| async move {
+        let plan = Plan::new("k").queued("build").job("test").needs("test", "build", SUCCESS);
+        let created = plan.create(&t).await;
+        assert!(created.created);
+        assert_eq!((created.ready.len(), created.status), (1, RunStatus::Pending));
+
+        let build = start(&t, "a1").await;
+        assert_eq!((build.job_ref.epoch, build.job.status), (1, JobStatus::Queued));
+        assert_eq!(build.run.event.payload, serde_json::Value::Null);
+        assert_eq!(build.run.event.commit_message.as_deref(), Some("Grüße \u{0} \u{1F980}"));
+        assert_eq!(t.store.run_get(created.run_id).await.unwrap().unwrap().status, RunStatus::Running);
+        t.clock.advance(Duration::from_micros(1_234_567));
+        let effects = finish(&t, &build, JobStatus::Success).await;
+        assert_eq!((effects.newly_queued.len(), effects.run_finished), (1, false));
+
+        let test = start(&t, "a1").await;
+        let need = &test.needs["build"];
+        assert_eq!((need.status, need.outputs["v"].as_str()), (JobStatus::Success, "build"));
+        let effects = finish(&t, &test, JobStatus::Success).await;
+        assert!(effects.run_finished);
+        let run = t.store.run_get(created.run_id).await.unwrap().unwrap();
+        assert_eq!(run, effects.run);
+        assert_eq!((run.status, run.finished_at), (RunStatus::Success, Some(t.clock.now())));
+        let row = t.store.queue_get(test.job.id).await.unwrap().unwrap();
+        assert_eq!((row.status, row.agent_id), (QueueStatus::Completed, Some(agent("a1"))));
+        let history = t.store.dispatch_history(test.job.id).await.unwrap();
+        assert_eq!(history[0].outcome.as_deref(), Some("completed"));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_skips_what_needs_success_and_runs_what_needs_failure() {
+    TestStore::each(|t| async move {
+        let plan = Plan::new("k")
+            .queued("build")
+            .job("deploy")
+            .job("after-deploy")
+            .job("report")
+            .needs("deploy", "build", SUCCESS)
+            .needs("after-deploy", "deploy", SUCCESS)
+            .needs("report", "build", FAILURE);
+        let run = plan.create(&t).await.run_id;
+        let build = start(&t, "a1").await;
+        let effects = finish(&t, &build, JobStatus::Failed).await;
+        assert_eq!(effects.finished_jobs.len(), 3);
+        let jobs = t.store.jobs_of_run(run).await.unwrap();
+        assert_eq!(jobs[0].failure_class, Some(FailureClass::User));
+        assert_eq!(jobs[0].failure_message.as_deref(), Some("exit code 1\u{FFFD}"));
+        assert_eq!(jobs[1].failure_message.as_deref(), Some("upstream_unmet: build (failed)"));
+        assert_eq!(jobs[2].failure_message.as_deref(), Some("upstream_unmet: deploy (skipped)"));
+        let report = start(&t, "a1").await;
+        assert_eq!(report.job.name, "report");
+        let effects = finish(&t, &report, JobStatus::Success).await;
+        assert_eq!(
+            (effects.run.status, effects.run.failure_reason),
+            (RunStatus::Failed, Some(FailureReason::StepFailed))
+        );
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_jobs_all_end_at_creation_is_settled_at_once() {
+    TestStore::each(|t| async move {
+        let skipped = Plan::new("k").job("skip-a").job("skip-b").needs("skip-b", "skip-a", SUCCESS).create(&t).await;
+        assert_eq!(skipped.status, RunStatus::Success);
+        let empty = Plan::new("empty").create(&t).await;
+        assert_eq!(empty.status, RunStatus::Success);
+        let bad = Plan::new("bad").job("bad-expression").create(&t).await;
+        let run = t.store.run_get(bad.run_id).await.unwrap().unwrap();
+        assert_eq!((run.status, run.failure_reason), (RunStatus::Failed, Some(FailureReason::ExprError)));
+        assert!(t.store.queue_selectors_pending().await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_dedup_or_request_key_adopts_the_first_run() {
+    TestStore::each(|t| async move {
+        let first = Plan::new("k").queued("a").create(&t).await;
+        let again = Plan::new("k").queued("a").create(&t).await;
+        assert_eq!((again.run_id, again.created), (first.run_id, false));
+        let key = Some(("manual".to_owned(), "idem-1".to_owned()));
+        let one = t.store.run_create(Plan::new("m1").queued("a").run(), key.clone(), enqueue()).await.unwrap();
+        let two = t.store.run_create(Plan::new("m2").queued("a").run(), key, enqueue()).await.unwrap();
+        assert_eq!((two.run_id, two.created), (one.run_id, false));
+        assert_eq!(t.store.run_list(RunFilter::default(), Page::default()).await.unwrap().items.len(), 2);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_counts_once_from_the_owner_at_the_current_epoch() {
+    TestStore::each(|t| async move {
+        Plan::new("k").queued("a").create(&t).await;
+        let job = start(&t, "a1").await;
+        let mut stale = result(&job, JobStatus::Success);
+        stale.job.epoch = 0;
+        assert!(matches!(t.store.job_finish(stale, enqueue()).await.unwrap(), JobFinished::Stale));
+        let mut forged = result(&job, JobStatus::Success);
+        forged.agent_id = Some(agent("a2"));
+        assert!(matches!(t.store.job_finish(forged, enqueue()).await.unwrap(), JobFinished::NotOwned));
+        finish(&t, &job, JobStatus::Success).await;
+        let again = t.store.job_finish(result(&job, JobStatus::Failed), enqueue()).await.unwrap();
+        assert!(matches!(again, JobFinished::Duplicate(JobStatus::Success)));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn max_parallel_lets_the_next_variant_go_when_one_ends() {
+    TestStore::each(|t| async move {
+        let mut plan = Plan::new("k");
+        for name in ["t (1)", "t (2)", "t (3)"] {
+            plan = plan.with(name, "t", |job| {
+                job.max_parallel = Some(2);
+                job.start = JobStart::Queued(crate::fixtures::entry("default"));
+            });
+        }
+        let created = plan.create(&t).await;
+        assert_eq!(created.ready.len(), 2);
+        assert_eq!(status_of(&t, created.run_id, "t (3)").await, JobStatus::Pending);
+        let job = start(&t, "a1").await;
+        assert_eq!(finish(&t, &job, JobStatus::Success).await.newly_queued.len(), 1);
+        assert_eq!(status_of(&t, created.run_id, "t (3)").await, JobStatus::Queued);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fail_fast_ends_the_other_variants_and_names_who_must_stop() {
+    TestStore::each(|t| async move {
+        let mut plan = Plan::new("k");
+        for name in ["t (1)", "t (2)", "t (3)"] {
+            plan = plan.with(name, "t", |job| job.fail_fast = true);
+        }
+        let run = plan.create(&t).await.run_id;
+        let first = start(&t, "a1").await;
+        let second = start(&t, "a2").await;
+        let effects = finish(&t, &first, JobStatus::Failed).await;
+        assert_eq!(effects.to_stop.len(), 1);
+        assert_eq!((effects.to_stop[0].job, effects.to_stop[0].started), (second.job_ref, true));
+        let expected = [JobStatus::Failed, JobStatus::Cancelling, JobStatus::Cancelled];
+        assert_eq!(statuses(&t, run).await.into_iter().map(|(_, s)| s).collect::<Vec<_>>(), expected);
+        let effects = finish(&t, &second, JobStatus::Cancelled).await;
+        assert_eq!((effects.run_finished, effects.run.status), (true, RunStatus::Failed));
+        assert_eq!(effects.finished_jobs[0].reason, Some(FailureReason::FailFast));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_move_forward_only_and_close_with_their_job() {
+    TestStore::each(|t| async move {
+        let run = Plan::new("k").queued("a").create(&t).await.run_id;
+        let job = start(&t, "a1").await;
+        let now = t.clock.now();
+        let write = |ordinal, status| step(&job, ordinal, status, now);
+        let answers = t
+            .store
+            .step_upsert(vec![
+                write(0, StepStatus::Running),
+                write(0, StepStatus::Success),
+                write(0, StepStatus::Running),
+                write(1, StepStatus::Running),
+                write(2, StepStatus::Pending),
+            ])
+            .await
+            .unwrap();
+        use StepWritten::{Applied, Unchanged};
+        assert_eq!(answers, [Applied, Applied, Unchanged, Applied, Applied]);
+        let mut stale = write(1, StepStatus::Success);
+        stale.job.epoch += 1;
+        assert_eq!(t.store.step_upsert(vec![stale]).await.unwrap(), [StepWritten::Stale]);
+        finish(&t, &job, JobStatus::Failed).await;
+        let steps = t.store.steps_of_run(run).await.unwrap();
+        let found: Vec<_> = steps.iter().map(|s| s.status).collect();
+        assert_eq!(found, [StepStatus::Success, StepStatus::Failed, StepStatus::Skipped]);
+        assert_eq!(steps[0].started_at, Some(now));
+
+        assert_eq!(t.store.logs_unsealed(10).await.unwrap(), [job.job_ref]);
+        t.store.steps_sealed(job.job_ref, vec![("step-0-0".to_owned(), 7, 2)]).await.unwrap();
+        assert!(t.store.logs_unsealed(10).await.unwrap().is_empty());
+        let steps = t.store.steps_of_job(job.job.id, 1).await.unwrap();
+        assert_eq!((steps[0].log_state, steps[0].log_bytes), (Some(LogState::Sealed), 7));
+        assert_eq!(steps[1].log_state, None);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rerun_repeats_all_jobs_or_those_that_failed_and_what_needs_them() {
+    TestStore::each(|t| async move {
+        let plan = Plan::new("k").queued("lint").queued("build").job("test").needs("test", "build", SUCCESS);
+        let run = plan.create(&t).await.run_id;
+        assert!(matches!(t.store.run_rerun_plan(run, false).await.unwrap(), Rerun::StillOpen(_)));
+        for job in claim(&t, "a1", 5).await {
+            t.store.job_start(job.job_ref, agent("a1")).await.unwrap();
+            let status = if job.job.name == "build" { JobStatus::Failed } else { JobStatus::Success };
+            finish(&t, &job, status).await;
+        }
+        let Rerun::Planned(again) = t.store.run_rerun_plan(run, true).await.unwrap() else { panic!() };
+        assert_eq!((again.attempt, again.parent_run_id), (2, Some(run)));
+        let created = t.store.run_create(*again, None, enqueue()).await.unwrap();
+        assert_eq!(created.ready.len(), 1);
+        let expected = [("lint", JobStatus::Success), ("build", JobStatus::Queued), ("test", JobStatus::Pending)];
+        let found = statuses(&t, created.run_id).await;
+        assert_eq!(found.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>(), expected);
+        let lint = &t.store.jobs_of_run(created.run_id).await.unwrap()[0];
+        assert_eq!(lint.outputs["v"], "lint");
+        let Rerun::Planned(all) = t.store.run_rerun_plan(run, false).await.unwrap() else { panic!() };
+        assert!(all.jobs.iter().all(|job| matches!(job.start, JobStart::Pending)));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_are_listed_newest_first_in_pages() {
+    TestStore::each(|t| async move {
+        for n in 0..5 {
+            Plan::new(&format!("k{n}")).queued("a").create(&t).await;
+            t.clock.advance(Duration::from_secs(u64::from(n == 2)));
+        }
+        let mut seen = Vec::new();
+        let mut page = Page { limit: 2, after: None };
+        loop {
+            let listed = t.store.run_list(RunFilter::default(), page).await.unwrap();
+            seen.extend(listed.items.into_iter().map(|run| run.dedup_key));
+            let Some(next) = listed.next else { break };
+            page.after = Some(next);
+        }
+        assert_eq!(seen, ["k4", "k3", "k2", "k1", "k0"]);
+        let filter = RunFilter { statuses: vec![RunStatus::Failed], ..RunFilter::default() };
+        assert!(t.store.run_list(filter, Page::default()).await.unwrap().items.is_empty());
+        assert_eq!(t.store.runs_open(3).await.unwrap().len(), 3);
+    })
+    .await;
+}

@@ -1,0 +1,9 @@
+//! The store on both databases, through its facade.
+
+mod cancel;
+mod concurrency;
+mod fixtures;
+mod fleet;
+mod inbox;
+mod lifecycle;
+mod queue;
