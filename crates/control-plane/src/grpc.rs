@@ -50,7 +50,7 @@ impl AgentGateway for Gateway {
             Ownership::Unknown => return Err(Status::unavailable(NOT_ASSIGNED)),
             Ownership::NotOwned | Ownership::StaleEpoch => return Err(Status::permission_denied(NOT_ASSIGNED)),
         }
-        let answers = service::serve(&self.logs, key, chunks, &self.tasks).await?;
+        let answers = service::serve(&self.logs, job.run_id, key, chunks, &self.tasks).await?;
         Ok(Response::new(answers))
     }
 }

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::{
-    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, LiveChanges, Node, RunBook, SourceShelf, Tokens,
+    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, LiveChanges, Node, RunBook, SourceShelf, Tokens, announce_logs,
 };
 use crate::clones::{AllForges, SourceClones};
 use crate::config::Config;
@@ -220,12 +220,8 @@ async fn open_store(
         ids: around.ids.clone(),
     })
     .await?;
-    if config.database.auto_migrate {
-        for migration in store.migrate().await? {
-            tracing::info!(migration, "schema migrated");
-        }
-    } else {
-        store.schema_check().await?;
+    for migration in store.migrate().await? {
+        tracing::info!(migration, "schema migrated");
     }
     Ok(store)
 }
@@ -401,6 +397,7 @@ impl Build<'_> {
             stopping: AtomicBool::new(false),
             drain_reason: std::sync::Mutex::default(),
         });
+        self.tasks.spawn(announce_logs(logs.grown(), live.clone(), self.stop.clone()));
         let (access_log, writer) = AccessBook::new(store.clone(), self.stop.clone());
         self.tasks.spawn(writer);
         let tokens = || Tokens { store: store.clone(), clock: clock.clone() };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kici_engine::ids::RunId;
+use kici_engine::ids::{AgentId, RunId};
 use kici_engine::state::FailureReason;
 use kici_protocol::agent::JobCancel;
 use kici_protocol::agent::orchestrator_frame::Frame;
@@ -16,12 +16,12 @@ use crate::ports::Change;
 use crate::timers::{CANCEL_SLACK, Timer};
 
 /// What a cancel reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CancelReport {
     /// Agents that were told.
     pub agents_notified: usize,
-    /// Jobs whose agent is connected to another orchestrator that cannot be reached; they are told later.
-    pub unreachable: usize,
+    /// Agents that are connected to another orchestrator which cannot be reached; they are told later.
+    pub unreachable: Vec<AgentId>,
     /// Jobs that ended at once because no agent had them.
     pub pending_cancelled: usize,
 }
@@ -88,7 +88,7 @@ impl Dispatcher {
                     });
                 }
                 None if held.owner.as_ref().is_some_and(|owner| *owner != self.config.instance) => {
-                    report.unreachable += 1;
+                    report.unreachable.push(held.agent_id.clone());
                 }
                 None => {
                     let this = self.clone();

@@ -61,6 +61,8 @@ pub enum Change {
     Run {
         /// The run.
         run_id: RunId,
+        /// Of its source, where it is known at hand.
+        routing_key: Option<String>,
         /// Its status.
         status: RunStatus,
     },

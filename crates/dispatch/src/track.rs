@@ -197,7 +197,7 @@ impl Dispatcher {
         if let StartVerdict::Granted { run_started } = verdict {
             self.changes.publish(Change::Job { run_id, job_id, status: JobStatus::Running });
             if run_started {
-                self.changes.publish(Change::Run { run_id, status: RunStatus::Running });
+                self.changes.publish(Change::Run { run_id, routing_key: None, status: RunStatus::Running });
             }
         }
     }

@@ -28,7 +28,7 @@ jobs:
     env: { VERSION: "${{ needs.build.outputs.version }}" }
     run: echo "db $MATRIX_DB version $VERSION"
   never:
-    needs: test
+    needs: [test, build]
     if: needs.build.outputs.version == '9'
     run: exit 1
   report:
@@ -76,8 +76,8 @@ async fn a_push_runs_the_workflow_and_its_logs_and_outputs_are_kept_on_sqlite() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_runs_the_workflow_and_its_logs_and_outputs_are_kept_on_postgresql() {
-    let Some(url) = TestStore::postgres_url().await else { return };
-    end_to_end(Some(url)).await;
+    let Some(database) = TestStore::postgres().await else { return };
+    end_to_end(Some(database.url().to_owned())).await;
 }
 
 #[tokio::test]

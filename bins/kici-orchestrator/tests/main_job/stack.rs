@@ -162,9 +162,7 @@ impl Stack {
             .env("KICI_AGENT_ID", name)
             .env("KICI_AGENT_TOKEN", token)
             .env("KICI_LABELS", "default")
-            .env("KICI_PORT", "0")
             .env("KICI_STATE_DIR", self.dir.path().join(name))
-            .env("KICI_RUNTIME_DIR", self.dir.path().join(format!("{name}.run")))
             .envs(more.iter().copied())
             .stdout(log_file(&log))
             .stderr(log_file(&log));

@@ -16,8 +16,8 @@ pub enum Change {
         /// The run.
         #[schema(value_type = String)]
         run_id: RunId,
-        /// Routing key of its source: tokens with another scope do not see it.
-        routing_key: String,
+        /// Of its source, where the node has it at hand; a caller bound to a source sees the change only then.
+        routing_key: Option<String>,
         /// Its status.
         #[schema(value_type = String)]
         status: RunStatus,
@@ -32,8 +32,6 @@ pub enum Change {
         /// The job.
         #[schema(value_type = String)]
         job_id: JobId,
-        /// Its name.
-        name: String,
         /// Its status.
         #[schema(value_type = String)]
         status: JobStatus,

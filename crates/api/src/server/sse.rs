@@ -219,7 +219,10 @@ impl Feed {
     /// Whether the change itself is an event of the topic.
     fn shows(&self, topic: &Topic, change: &Change) -> bool {
         match (topic, change) {
-            (Topic::Runs, Change::Run { routing_key, .. }) => self.caller.sees(routing_key),
+            (Topic::Runs, Change::Run { routing_key, .. }) => match routing_key {
+                Some(key) => self.caller.sees(key),
+                None => self.caller.routing_key.is_none(),
+            },
             (
                 Topic::Run(run),
                 Change::Run { run_id, .. } | Change::Job { run_id, .. } | Change::Step { run_id, .. },

@@ -10,6 +10,11 @@ use kici_dispatch::ports::{Change, Changes};
 use kici_engine::ids::AgentId;
 use kici_events::RunsCreated;
 use kici_store::model::{Activate, CreatedRun, Processed};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+
+use crate::logs::Grown;
 
 /// Passes news on.
 pub(crate) struct Announcer {
@@ -28,7 +33,7 @@ impl Announcer {
         }
         self.live.publish(stream::Change::Run {
             run_id: created.run_id,
-            routing_key: routing_key.to_owned(),
+            routing_key: Some(routing_key.to_owned()),
             status: created.status,
             created: true,
         });
@@ -47,6 +52,27 @@ impl RunsCreated for Announcer {
     }
 }
 
+/// Passes the growth of logs on to live readers, until the log store is gone.
+pub(crate) async fn announce_logs(mut grown: broadcast::Receiver<Grown>, live: Arc<Hub>, stop: CancellationToken) {
+    loop {
+        let news = tokio::select! {
+            () = stop.cancelled() => return,
+            news = grown.recv() => news,
+        };
+        match news {
+            Ok(Grown { run, key, step }) => live.publish(stream::Change::Log {
+                run_id: run,
+                job_id: key.job,
+                epoch: key.epoch,
+                step: step.as_str().to_owned(),
+            }),
+            // Readers look again by themselves, a little later.
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
 /// The dispatcher's changes as live readers see them.
 pub(crate) struct LiveChanges(pub(crate) Arc<Hub>);
 
@@ -56,7 +82,7 @@ impl Changes for LiveChanges {
             Change::Run { run_id, routing_key, status } => {
                 stream::Change::Run { run_id, routing_key, status, created: false }
             }
-            Change::Job { run_id, job_id, name, status } => stream::Change::Job { run_id, job_id, name, status },
+            Change::Job { run_id, job_id, status } => stream::Change::Job { run_id, job_id, status },
             Change::Step { run_id, job_id, epoch, step_key, status } => {
                 stream::Change::Step { run_id, job_id, epoch, step: step_key, status }
             }

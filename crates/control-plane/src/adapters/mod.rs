@@ -12,7 +12,7 @@ mod tokens;
 mod views;
 
 pub(crate) use access::AccessBook;
-pub(crate) use announce::{Announcer, LiveChanges};
+pub(crate) use announce::{Announcer, LiveChanges, announce_logs};
 pub(crate) use events::EventBook;
 pub(crate) use fleet::Fleet;
 pub(crate) use runs::RunBook;

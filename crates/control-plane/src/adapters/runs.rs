@@ -175,7 +175,7 @@ impl Runs for RunBook {
                     run_id: id,
                     status: run.status,
                     agents_notified: count(done.agents_notified),
-                    unreachable: count(done.unreachable),
+                    unreachable: done.unreachable.iter().map(ToString::to_string).collect(),
                     pending_cancelled: count(done.pending_cancelled),
                 })
             }

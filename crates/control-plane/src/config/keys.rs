@@ -74,7 +74,6 @@ pub const KEYS: &[Key] = &[
         &["KICI_DATABASE_URL"],
     ),
     key("database.pool_max", Kind::Number(2, 1000), Some("16"), "Connections for reads (PostgreSQL)."),
-    key("database.auto_migrate", Kind::Bool, Some("true"), "Bring the schema up to date at start, under a lock."),
     key("database.durability", Kind::Word(&["full", "normal"]), Some("full"), "`full` survives a power cut; `normal` may lose the last commits of SQLite to one."),
     key("object_store.url", Kind::Text, None, "Where finished logs go: `file:PATH`; by default `<data>/objects`."),
     secret(alias(

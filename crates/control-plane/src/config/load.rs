@@ -190,10 +190,6 @@ impl Values {
         Duration::from_millis(self.number(key))
     }
 
-    pub(super) fn flag(&self, key: &str) -> bool {
-        matches!(self.text(key).as_str(), "true" | "1")
-    }
-
     pub(super) fn address(&self, key: &str) -> SocketAddr {
         resolve(&self.text(key)).unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 4000)))
     }

@@ -60,8 +60,6 @@ pub struct DatabaseConfig {
     pub url: Option<SecretString>,
     /// `database.pool_max`.
     pub pool_max: usize,
-    /// `database.auto_migrate`.
-    pub auto_migrate: bool,
     /// `database.durability` is `full`.
     pub durable: bool,
 }
@@ -152,7 +150,6 @@ impl Config {
             database: DatabaseConfig {
                 url: values.secret_opt("database.url"),
                 pool_max: values.size("database.pool_max"),
-                auto_migrate: values.flag("database.auto_migrate"),
                 durable: values.text("database.durability") == "full",
             },
             objects_dir: values.file_url_opt("object_store.url"),

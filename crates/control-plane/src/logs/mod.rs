@@ -16,7 +16,7 @@ use kici_engine::ids::JobId;
 
 pub(crate) use reader::LogReader;
 pub(crate) use sealer::LogSealer;
-pub(crate) use writer::{LogAppender, LogError, StepAck};
+pub(crate) use writer::{Grown, LogAppender, LogError, StepAck};
 
 /// One delivery of a job whose logs are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kici_engine::ids::RunId;
 use kici_protocol::agent::log_chunk::Chunk;
 use kici_protocol::agent::{LogAck, LogChunk, LogData, LogSeal, StepKey};
 use kici_store::model::JobRef;
@@ -56,11 +57,11 @@ where
 ///
 /// # Errors
 /// The status of a [`LogError`] when the store cannot tell what it has.
-pub async fn serve<S>(appender: &LogAppender, key: LogKey, chunks: S, tasks: &TaskTracker) -> Result<LogAcks, Status>
+pub async fn serve<S>(appender: &LogAppender, run: RunId, key: LogKey, chunks: S, tasks: &TaskTracker) -> Result<LogAcks, Status>
 where
     S: Stream<Item = Result<LogChunk, Status>> + Send + Unpin + 'static,
 {
-    let (stream, known) = appender.stream(key).await?;
+    let (stream, known) = appender.stream(run, key).await?;
     let (answers, receiver) = mpsc::channel(64);
     tasks.spawn(async move {
         let mut steps = Steps::default();

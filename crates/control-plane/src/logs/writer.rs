@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kici_engine::ids::RunId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, broadcast, mpsc, oneshot};
 use tokio::time::Instant;
@@ -79,14 +80,30 @@ pub(super) struct SealMark {
     pub(super) complete: bool,
 }
 
+/// News that a log has grown or was sealed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Grown {
+    /// The run.
+    pub run: RunId,
+    /// The delivery of the job.
+    pub key: LogKey,
+    /// The step.
+    pub step: StepFile,
+}
+
 /// Acknowledgements that a stream has not sent yet; newer ones replace older ones of the same step.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Acks {
+    run: RunId,
     waiting: Mutex<(BTreeMap<StepFile, StepAck>, Option<LogError>)>,
     changed: Notify,
 }
 
 impl Acks {
+    fn new(run: RunId) -> Self {
+        Self { run, waiting: Mutex::default(), changed: Notify::new() }
+    }
+
     fn put(&self, step: StepFile, ack: StepAck) {
         self.lock().0.insert(step, ack);
         self.changed.notify_one();
@@ -146,7 +163,7 @@ impl LogHealth {
 #[derive(Clone, Debug)]
 pub struct LogAppender {
     commands: mpsc::Sender<Command>,
-    grown: broadcast::Sender<LogKey>,
+    grown: broadcast::Sender<Grown>,
     sealed: broadcast::Sender<LogKey>,
     health: Arc<LogHealth>,
 }
@@ -183,8 +200,8 @@ impl LogAppender {
         Ok((appender, thread))
     }
 
-    /// Jobs whose logs grow, for those who follow them. A lagging receiver only has to look again.
-    pub fn grown(&self) -> broadcast::Receiver<LogKey> {
+    /// Logs that grow, for those who follow them. A lagging receiver only has to look again.
+    pub fn grown(&self) -> broadcast::Receiver<Grown> {
         self.grown.subscribe()
     }
 
@@ -199,11 +216,11 @@ impl LogAppender {
     }
 
     /// Begins a stream and tells what is already durable of each step.
-    pub(super) async fn stream(&self, key: LogKey) -> Result<(LogStream, BTreeMap<StepFile, StepAck>), LogError> {
+    pub(super) async fn stream(&self, run: RunId, key: LogKey) -> Result<(LogStream, BTreeMap<StepFile, StepAck>), LogError> {
         let (reply, known) = oneshot::channel();
         self.commands.send(Command::Resume { key, reply }).await.map_err(|_| LogError::Closed)?;
         let known = known.await.map_err(|_| LogError::Closed)??;
-        Ok((LogStream { key, appender: self.clone(), acks: Arc::default() }, known))
+        Ok((LogStream { key, appender: self.clone(), acks: Arc::new(Acks::new(run)) }, known))
     }
 
     /// Closes the files of a delivery, so that they may be removed.
@@ -256,7 +273,7 @@ impl LogStream {
 struct Writer {
     root: PathBuf,
     open: HashMap<(LogKey, StepFile), Segment>,
-    grown: broadcast::Sender<LogKey>,
+    grown: broadcast::Sender<Grown>,
     sealed: broadcast::Sender<LogKey>,
     health: Arc<LogHealth>,
 }
@@ -366,8 +383,8 @@ impl Writer {
                     }
                     for acks in streams {
                         acks.put(step.clone(), StepAck { durable, sealed: false });
+                        grown.insert(Grown { run: acks.run, key, step: step.clone() });
                     }
-                    grown.insert(key);
                 }
                 Err(error) => {
                     let error = LogError::from(error);
@@ -378,16 +395,16 @@ impl Writer {
         for (key, step, mark, acks) in group.seals {
             match self.seal(key, &step, mark) {
                 Ok(ack) => {
-                    acks.put(step, ack);
-                    grown.insert(key);
+                    acks.put(step.clone(), ack);
+                    grown.insert(Grown { run: acks.run, key, step });
                     // Nobody may listen; the sealer also looks by itself.
                     let _ = self.sealed.send(key);
                 }
                 Err(error) => self.fail(&acks, error),
             }
         }
-        for key in grown {
-            let _ = self.grown.send(key);
+        for news in grown {
+            let _ = self.grown.send(news);
         }
         for reply in group.settled {
             let _ = reply.send(());
@@ -481,6 +498,10 @@ mod tests {
 
     use super::*;
 
+    fn run() -> RunId {
+        RunId::from_uuid(uuid::Uuid::from_u128(2))
+    }
+
     fn key() -> LogKey {
         LogKey { job: JobId::from_uuid(uuid::Uuid::from_u128(1)), epoch: 1 }
     }
@@ -497,7 +518,7 @@ mod tests {
     async fn what_is_acknowledged_survives_a_restart_and_the_stream_resumes_from_there() {
         let root = tempfile::tempdir().unwrap();
         let (appender, thread) = LogAppender::start(root.path().to_owned()).unwrap();
-        let (stream, known) = appender.stream(key()).await.unwrap();
+        let (stream, known) = appender.stream(run(), key()).await.unwrap();
         assert!(known.is_empty());
         stream.append(step(), 0, Bytes::from_static(b"1 o a\n")).await.unwrap();
         assert_eq!(ack(&stream).await, StepAck { durable: 6, sealed: false });
@@ -505,7 +526,7 @@ mod tests {
         thread.join().unwrap();
 
         let (appender, _thread) = LogAppender::start(root.path().to_owned()).unwrap();
-        let (stream, known) = appender.stream(key()).await.unwrap();
+        let (stream, known) = appender.stream(run(), key()).await.unwrap();
         assert_eq!(known.get(&step()), Some(&StepAck { durable: 6, sealed: false }));
         stream.append(step(), 0, Bytes::from_static(b"1 o a\n2 o b\n")).await.unwrap();
         assert_eq!(ack(&stream).await.durable, 12);
@@ -518,11 +539,11 @@ mod tests {
     async fn a_gap_ends_the_stream_and_nothing_is_stored_out_of_order() {
         let root = tempfile::tempdir().unwrap();
         let (appender, _thread) = LogAppender::start(root.path().to_owned()).unwrap();
-        let (stream, _) = appender.stream(key()).await.unwrap();
+        let (stream, _) = appender.stream(run(), key()).await.unwrap();
         stream.append(step(), 3, Bytes::from_static(b"x\n")).await.unwrap();
         assert!(matches!(stream.acknowledged().await, Err(LogError::Gap { offset: 3, stored: 0, .. })));
         let early = SealMark { bytes: 5, lines: 1, missing_bytes: 0, missing_lines: 0, complete: true };
-        let (stream, _) = appender.stream(key()).await.unwrap();
+        let (stream, _) = appender.stream(run(), key()).await.unwrap();
         stream.seal(step(), early).await.unwrap();
         assert!(matches!(stream.acknowledged().await, Err(LogError::Gap { .. })));
     }

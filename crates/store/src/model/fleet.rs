@@ -294,6 +294,10 @@ pub struct AccessFilter {
     pub target_id: Option<String>,
     /// With this outcome.
     pub outcome: Option<String>,
+    /// Not older than this.
+    pub from: Option<Ts>,
+    /// Older than this.
+    pub to: Option<Ts>,
 }
 
 /// A consequence outside the database that is still to be carried out.

@@ -227,6 +227,12 @@ pub struct DeliveryFilter {
     pub event: Option<String>,
     /// Of this repository.
     pub repo: Option<String>,
+    /// Whose sender's id holds this text.
+    pub delivery_id: Option<String>,
+    /// Not older than this.
+    pub from: Option<Ts>,
+    /// Older than this.
+    pub to: Option<Ts>,
 }
 
 /// How a delivery ended.

@@ -346,6 +346,16 @@ pub(crate) async fn delivery_list(
     if let Some(repo) = &filter.repo {
         query = query.filter(deliveries::repo.eq(repo));
     }
+    if let Some(part) = &filter.delivery_id {
+        let part = part.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
+        query = query.filter(deliveries::delivery_id.like(format!("%{part}%")).escape('\\'));
+    }
+    if let Some(from) = filter.from {
+        query = query.filter(deliveries::received_at.ge(DbTs::from(from)));
+    }
+    if let Some(to) = filter.to {
+        query = query.filter(deliveries::received_at.lt(DbTs::from(to)));
+    }
     if let Some(Cursor { at, id }) = page.after {
         let (at, id) = (DbTs::from(at), DbId::from(id));
         query =

@@ -231,6 +231,12 @@ pub(crate) async fn access_log_list(
     if let Some(outcome) = &filter.outcome {
         query = query.filter(access_log::outcome.eq(outcome));
     }
+    if let Some(from) = filter.from {
+        query = query.filter(access_log::created_at.ge(DbTs::from(from)));
+    }
+    if let Some(to) = filter.to {
+        query = query.filter(access_log::created_at.lt(DbTs::from(to)));
+    }
     if let Some(Cursor { at, id }) = page.after {
         let (at, id) = (DbTs::from(at), DbId::from(id));
         query =
