@@ -31,7 +31,7 @@ pub(crate) fn unknown<DB: Backend>(
 pub(crate) fn judge(unknown: &[String], records: &[(String, String)]) -> Result<(), StoreError> {
     for migration in unknown {
         let needs = records.iter().find(|(name, _)| name == migration).map(|(_, needs)| needs.as_str());
-        if !needs.is_some_and(|needs| number(needs) <= number(OURS)) {
+        if needs.is_none_or(|needs| number(needs) > number(OURS)) {
             return Err(StoreError::SchemaTooNew {
                 migration: migration.clone(),
                 needs: needs.unwrap_or("an unknown version").to_owned(),

@@ -4,6 +4,7 @@
 //! transaction, committed together with others that are ready at the same time, and has been made durable when the
 //! operation returns. A caller that goes away never tears a transaction: the writer finishes it.
 #![forbid(unsafe_code)]
+#![allow(clippy::duplicate_mod, reason = "each query is compiled once for each database, see `shared`")]
 
 mod advance;
 mod compat;

@@ -59,7 +59,7 @@ impl TestStore {
         if migrate {
             store.migrate().await.expect("the store migrates");
         }
-        Self { store, clock, url, directory: directory }
+        Self { store, clock, url, directory }
     }
 
     /// Runs `body` on each database.

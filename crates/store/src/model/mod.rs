@@ -2,11 +2,13 @@
 
 mod fleet;
 mod intake;
+mod new_run;
 mod queue;
 mod runs;
 
 pub use fleet::*;
 pub use intake::*;
+pub use new_run::*;
 pub use queue::*;
 pub use runs::*;
 

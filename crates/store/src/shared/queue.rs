@@ -1,6 +1,7 @@
 //! The dispatch queue: claims, answers, starts. Every change is a conditional update that names the state it leaves.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,11 +165,14 @@ async fn with_context(
     let mut known: BTreeMap<RunId, Run> = BTreeMap::new();
     let mut claimed = Vec::with_capacity(jobs.len());
     for job in jobs {
-        if !known.contains_key(&job.run_id) {
-            let row: RunRow = runs::table.find(DbId::from(job.run_id)).select(RunRow::as_select()).first(conn).await?;
-            known.insert(job.run_id, row.read()?);
-        }
-        let Some(run) = known.get(&job.run_id).cloned() else { continue };
+        let run = match known.entry(job.run_id) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(unknown) => {
+                let query = runs::table.find(DbId::from(job.run_id)).select(RunRow::as_select());
+                let row: RunRow = query.first(conn).await?;
+                unknown.insert(row.read()?).clone()
+            }
+        };
         let needs = need_results(conn, &job).await?;
         let job_ref = JobRef { run_id: job.run_id, job_id: job.id, epoch: job.dispatch_epoch };
         ctx.wake(Topic::Run(job.run_id));

@@ -1,6 +1,7 @@
 //! Steps, and the signs of life of jobs.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
@@ -26,16 +27,15 @@ pub(crate) async fn step_upsert(
     let mut answers = Vec::with_capacity(writes.len());
     for write in writes {
         let job = write.job;
-        if !epochs.contains_key(&job.job_id) {
-            let found: Option<(DbId, i64)> = jobs::table
-                .find(DbId::from(job.job_id))
-                .select((jobs::run_id, jobs::dispatch_epoch))
-                .first(conn)
-                .await
-                .optional()?;
-            epochs.insert(job.job_id, found.map(|(run, epoch)| (run.into(), small(epoch))));
-        }
-        if epochs.get(&job.job_id) != Some(&Some((job.run_id, job.epoch))) {
+        let current = match epochs.entry(job.job_id) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(unknown) => {
+                let query = jobs::table.find(DbId::from(job.job_id)).select((jobs::run_id, jobs::dispatch_epoch));
+                let found: Option<(DbId, i64)> = query.first(conn).await.optional()?;
+                *unknown.insert(found.map(|(run, epoch)| (run.into(), small(epoch))))
+            }
+        };
+        if current != Some((job.run_id, job.epoch)) {
             answers.push(StepWritten::Stale);
             continue;
         }

@@ -133,6 +133,7 @@ async fn ready(base: String, users: Option<File>) -> Server {
     server
 }
 
+#[allow(clippy::zombie_processes, reason = "the janitor outlives this process")]
 fn launch(directory: &Path, programs: &Path, owner: Option<(u32, u32)>) {
     let data = directory.join("data");
     let run = |command: &mut Command| {
