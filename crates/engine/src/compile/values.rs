@@ -1,6 +1,7 @@
 //! Values that may hold expressions, and those that several keys share.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use crate::expr::{Expr, ExprError, Finding, FindingKind, Scope, Template, check_expr, check_template};
 use crate::labels::{MAX_MATCHERS, parse_term};
@@ -57,13 +58,16 @@ impl Walk<'_> {
     }
 
     /// The expression at `offset` of a scalar.
-    pub(super) fn expression(&mut self, node: &Node, source: &str, offset: usize, scope: &Scope) -> Option<Expr> {
-        let expr = match Expr::parse(source) {
-            Ok(expr) => expr,
-            Err(error) => {
-                self.expression_fault(node, &error, offset);
-                return None;
-            }
+    pub(super) fn expression(&mut self, node: &Node, source: &str, offset: usize, scope: &Scope) -> Option<Rc<Expr>> {
+        let expr = match self.parsed.get(source) {
+            Some(expr) => Rc::clone(expr),
+            None => match Expr::parse(source) {
+                Ok(expr) => Rc::clone(self.parsed.entry(source.to_owned()).or_insert(Rc::new(expr))),
+                Err(error) => {
+                    self.expression_fault(node, &error, offset);
+                    return None;
+                }
+            },
         };
         let findings: Vec<Finding> = check_expr(&expr, scope)
             .into_iter()

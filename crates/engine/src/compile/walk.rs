@@ -1,8 +1,11 @@
 //! What every part of the compiler uses: reading typed values from the tree, and recording what is wrong.
 
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::diagnostic::{Diagnostic, Fix, Severity};
+use crate::expr::Expr;
 use crate::yaml::{Core, Data, Entry, Lines, Node, Span, Style};
 use crate::{duration, yaml};
 
@@ -17,6 +20,8 @@ pub(super) struct Walk<'a> {
     pub(super) errors: usize,
     /// Errors and warnings, also those beyond what is kept.
     pub(super) found: usize,
+    /// Conditions by source: the same one often stands at many jobs, and parsing is the dearest part of compiling.
+    pub(super) parsed: HashMap<String, Rc<Expr>>,
     path: Vec<String>,
 }
 
@@ -79,7 +84,7 @@ impl<'n> Fields<'n> {
 
 impl<'a> Walk<'a> {
     pub(super) fn new(file: &'a str, lines: &'a Lines<'a>) -> Self {
-        Self { file, lines, diagnostics: Vec::new(), errors: 0, found: 0, path: Vec::new() }
+        Self { file, lines, diagnostics: Vec::new(), errors: 0, found: 0, parsed: HashMap::new(), path: Vec::new() }
     }
 
     /// Runs `work` with a key added to the path of the faults that it finds.
