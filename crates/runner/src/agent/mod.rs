@@ -131,8 +131,40 @@ impl Agent {
         let (postings, to_write) = mpsc::channel(POSTINGS);
         let (kept, mut from_writer) = mpsc::channel(EVENTS);
         let (link_events, mut from_link) = mpsc::channel(EVENTS);
+        let mut agent = Self::new(config, clock, state, job_events, postings);
+        agent.take_over(left);
+        let stop = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        tasks.spawn(writer::run(to_write, Arc::clone(&agent.outbox), kept));
+        tasks.spawn(session::keep(Arc::clone(&agent.config), Arc::clone(&agent.holding), link_events, stop.clone()));
+        let mut tick = tokio::time::interval(TICK);
+        let ended = loop {
+            let ended = tokio::select! {
+                Some(event) = from_link.recv() => agent.on_link(event).await,
+                Some((job, event)) = from_jobs.recv() => { agent.on_job(job, event); None }
+                Some(kept) = from_writer.recv() => { agent.on_kept(kept); None }
+                Some(signal) = signals.recv() => { agent.on_signal(signal); None }
+                _ = tick.tick() => agent.on_tick(),
+            };
+            if let Some(ended) = ended.or_else(|| agent.finished()) {
+                break ended;
+            }
+        };
+        stop.cancel();
+        agent.link = None;
+        tracing::info!(exit = ended.exit, message = ended.message, "the agent ends");
+        Ok(ended)
+    }
+
+    fn new(
+        config: Arc<Config>,
+        clock: Arc<dyn Clock>,
+        state: State,
+        job_events: mpsc::Sender<(JobKey, JobEvent)>,
+        postings: mpsc::Sender<Posting>,
+    ) -> Self {
         let now = Instant::now();
-        let mut agent = Self {
+        Self {
             cluster: None,
             jobs: BTreeMap::new(),
             deferred: Vec::new(),
@@ -157,29 +189,7 @@ impl Agent {
             config,
             clock,
             state,
-        };
-        agent.take_over(left);
-        let stop = CancellationToken::new();
-        let tasks = TaskTracker::new();
-        tasks.spawn(writer::run(to_write, Arc::clone(&agent.outbox), kept));
-        tasks.spawn(session::keep(Arc::clone(&agent.config), Arc::clone(&agent.holding), link_events, stop.clone()));
-        let mut tick = tokio::time::interval(TICK);
-        let ended = loop {
-            let ended = tokio::select! {
-                Some(event) = from_link.recv() => agent.on_link(event).await,
-                Some((job, event)) = from_jobs.recv() => { agent.on_job(job, event); None }
-                Some(kept) = from_writer.recv() => { agent.on_kept(kept); None }
-                Some(signal) = signals.recv() => { agent.on_signal(signal); None }
-                _ = tick.tick() => agent.on_tick(),
-            };
-            if let Some(ended) = ended.or_else(|| agent.finished()) {
-                break ended;
-            }
-        };
-        stop.cancel();
-        agent.link = None;
-        tracing::info!(exit = ended.exit, message = ended.message, "the agent ends");
-        Ok(ended)
+        }
     }
 
     async fn on_link(&mut self, event: LinkEvent) -> Option<Ended> {
