@@ -2,22 +2,22 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+mod arguments;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command};
 use kici_runner::agent::{Agent, signals};
-use kici_runner::config::{Config, KEYS, Sources};
+use kici_runner::config::Config;
 use kici_runner::session::EXIT_CONFIG;
 use kici_sys::clock::SystemClock;
 use kici_telemetry::{Service, TelemetryConfig};
 
 fn main() -> ExitCode {
     kici_sys::host::private_files();
-    let arguments = command().get_matches();
-    let config = match Config::load(&sources(&arguments)) {
+    let arguments = arguments::command().get_matches();
+    let config = match Config::load(&arguments::sources(&arguments)) {
         Ok(config) => config,
         Err(problems) => {
             eprint!("kici-agent: {problems}");
@@ -54,28 +54,4 @@ fn run(config: Config) -> anyhow::Result<ExitCode> {
         eprintln!("kici-agent: {message}");
     }
     Ok(ExitCode::from(ended.exit))
-}
-
-fn command() -> Command {
-    let flags = KEYS.iter().filter(|key| !key.flag.is_empty());
-    let flags = flags.map(|key| Arg::new(key.name).long(key.flag).help(key.about).global(true));
-    Command::new("kici-agent")
-        .version(env!("CARGO_PKG_VERSION"))
-        .about("Takes jobs from a KiCI orchestrator and runs them")
-        .arg(Arg::new("config").long("config").help("configuration file (/etc/kici/agent.toml)").global(true))
-        .args(flags)
-        .subcommand(Command::new("run").about("Run the agent; the default"))
-        .subcommand(
-            Command::new("config").about("Check the configuration and print it").subcommand(Command::new("check")),
-        )
-}
-
-fn sources(arguments: &ArgMatches) -> Sources {
-    let flag = |key: &str| arguments.get_one::<String>(key).cloned();
-    let flags: BTreeMap<String, String> = KEYS
-        .iter()
-        .filter(|key| !key.flag.is_empty())
-        .filter_map(|key| Some((key.name.to_owned(), flag(key.name)?)))
-        .collect();
-    Sources::from_process(flag("config").map(Into::into), flags)
 }

@@ -168,9 +168,10 @@ async fn one_session(config: &Config, events: &mpsc::Sender<LinkEvent>, register
     }
     let mut request = Request::new(ReceiverStream::new(frames));
     authorize(&mut request, config.agent_token.as_ref());
-    let mut inbound = match client.clone().session(request).await {
-        Ok(response) => response.into_inner(),
-        Err(status) => return judge(&status),
+    let mut inbound = match timeout(REGISTER_LIMIT, client.clone().session(request)).await {
+        Ok(Ok(response)) => response.into_inner(),
+        Ok(Err(status)) => return judge(&status),
+        Err(_) => return End::Again(Cut::Silent),
     };
     let ack = match timeout(REGISTER_LIMIT, first_answer(&mut inbound)).await {
         Ok(Ok(ack)) => ack,

@@ -21,8 +21,11 @@ const CHUNK_BYTES: usize = 256 * 1024;
 const IN_FLIGHT_BYTES: u64 = 8 * 1024 * 1024;
 /// Chunks that may wait for the network.
 const CHUNKS: usize = 8;
-/// Before a refused or broken stream is tried again on the same session.
+/// Before a broken stream is tried again on the same session; longer with each refusal.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Refusals in a row after which the logs of a settled job are given up.
+const MAX_REFUSALS: u32 = 10;
 
 /// How one stream ended.
 enum End {
@@ -35,7 +38,7 @@ enum End {
 }
 
 /// Sends until everything is sealed, then deletes the spool. `over` is true once the orchestrator has settled the result of the
-/// job: from then on a refusal ends it too.
+/// job: from then on repeated refusals end it too.
 pub async fn run(
     spool: Arc<Spool>,
     job: JobKey,
@@ -43,6 +46,7 @@ pub async fn run(
     mut sessions: watch::Receiver<Option<Session>>,
     over: watch::Receiver<bool>,
 ) {
+    let mut refusals = 0;
     loop {
         while spool.is_empty() {
             if matches!(spool.next(CHUNK_BYTES, IN_FLIGHT_BYTES), Ok(Next::Done)) {
@@ -58,16 +62,19 @@ pub async fn run(
         let id = session.id.clone();
         match stream(&spool, job, token.as_ref(), session).await {
             Ok(End::Done) => return spool.delete(),
-            Ok(End::Unwanted) if *over.borrow() => {
-                tracing::warn!(%job, "the orchestrator does not take the rest of the log; dropped");
-                return spool.delete();
+            Ok(End::Unwanted) => {
+                refusals += 1;
+                if *over.borrow() && refusals >= MAX_REFUSALS {
+                    tracing::warn!(%job, "the orchestrator does not take the rest of the log; dropped");
+                    return spool.delete();
+                }
             }
-            Ok(_) => {}
+            Ok(End::Broken) => refusals = 0,
             Err(error) => tracing::error!(%job, %error, "the spool cannot be read; trying again"),
         }
         // A broken stream often means a broken session: wait for the next one, but not for ever.
         let changed = sessions.wait_for(|now| now.as_ref().is_none_or(|now| now.id != id));
-        if let Ok(Err(_)) = tokio::time::timeout(PAUSE, changed).await {
+        if let Ok(Err(_)) = tokio::time::timeout(PAUSE * (refusals + 1), changed).await {
             return;
         }
     }

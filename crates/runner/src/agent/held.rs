@@ -27,8 +27,6 @@ pub(super) struct Held {
     pub stop: watch::Sender<Stop>,
     /// Tells it the grant.
     pub grant: watch::Sender<Grant>,
-    /// Tells the sender of its logs that its result is settled.
-    pub over: watch::Sender<bool>,
     /// The orchestrator has the acknowledgement, as far as we know.
     pub accepted: bool,
     /// It is prepared and waits for the grant.
@@ -59,14 +57,18 @@ impl Agent {
             self.post.add(&key.file_name(), key.to_ref(), frames, complete);
         }
         for (key, spool) in left.spools {
-            // Its result may be settled already, then a refusal ends the sending.
-            let (_, over) = watch::channel(true);
-            self.send_logs(key, spool, over);
+            self.send_logs(key, spool);
+            // Its result may be settled already.
+            if !self.post.has(&key.file_name()) {
+                self.over(&key.file_name());
+            }
         }
         self.note_holding();
     }
 
-    fn send_logs(&self, key: JobKey, spool: Arc<Spool>, over: watch::Receiver<bool>) {
+    fn send_logs(&mut self, key: JobKey, spool: Arc<Spool>) {
+        let (settled, over) = watch::channel(false);
+        self.log_ends.insert(key.file_name(), settled);
         let (token, sessions) = (self.config.agent_token.clone(), self.sessions.subscribe());
         self.tasks.spawn(upload::run(spool, key, token, sessions, over));
     }
@@ -143,9 +145,8 @@ impl Agent {
         if let Some(token) = &self.config.agent_token {
             masker.add([token.expose_secret()]);
         }
-        let (stop, grant, over) =
-            (watch::Sender::new(Stop::Run), watch::Sender::new(Grant::Waiting), watch::Sender::new(false));
-        self.send_logs(key, Arc::clone(&spool), over.subscribe());
+        let (stop, grant) = (watch::Sender::new(Stop::Run), watch::Sender::new(Grant::Waiting));
+        self.send_logs(key, Arc::clone(&spool));
         let ctx = Ctx {
             key,
             config: Arc::clone(&self.config),
@@ -170,7 +171,6 @@ impl Agent {
         let held = Held {
             stop,
             grant,
-            over,
             accepted: false,
             asking: false,
             started: false,
@@ -232,15 +232,15 @@ impl Agent {
             && !held.reported
         {
             held.spool.close();
-            held.over.send_replace(true);
+            self.over(&key.file_name());
         }
         self.note_holding();
     }
 
     /// The result of a delivery is settled: a refusal of its logs counts from now on.
     pub(super) fn over(&mut self, file: &str) {
-        if let Some((_, held)) = self.jobs.iter().find(|(key, _)| key.file_name() == file) {
-            held.over.send_replace(true);
+        if let Some(settled) = self.log_ends.remove(file) {
+            settled.send_replace(true);
         }
         self.note_holding();
     }

@@ -88,6 +88,8 @@ pub struct Agent {
     /// Offers of a newer epoch that wait for the end of the older one.
     deferred: Vec<JobOffer>,
     post: Post,
+    /// Tells the senders of logs that the result of their job is settled, by the name of the record.
+    log_ends: BTreeMap<String, watch::Sender<bool>>,
     outbox: Arc<Mutex<Option<Arc<Outbox>>>>,
     link: Option<Link>,
     sessions: watch::Sender<Option<Session>>,
@@ -99,6 +101,8 @@ pub struct Agent {
     draining: bool,
     /// Told to stop: when jobs are cancelled, and how often it was said.
     stopping: Option<(Instant, u32)>,
+    /// Since when no job is held.
+    idle: Option<Instant>,
     /// Since when and how the session is gone.
     down: Option<(Instant, Cut)>,
     recovery_window: Duration,
@@ -131,33 +135,7 @@ impl Agent {
         let (postings, to_write) = mpsc::channel(POSTINGS);
         let (kept, mut from_writer) = mpsc::channel(EVENTS);
         let (link_events, mut from_link) = mpsc::channel(EVENTS);
-        let now = Instant::now();
-        let mut agent = Self {
-            cluster: None,
-            jobs: BTreeMap::new(),
-            deferred: Vec::new(),
-            post: Post::default(),
-            outbox: Arc::default(),
-            link: None,
-            sessions: watch::Sender::new(None),
-            job_events,
-            postings,
-            tasks: TaskTracker::new(),
-            holding: Arc::default(),
-            labels: Vec::new(),
-            draining: false,
-            stopping: None,
-            down: None,
-            recovery_window: Duration::from_secs(120),
-            job_heartbeat: config.job_heartbeat_interval,
-            last_job_heartbeat: now,
-            last_expiry: now,
-            last_ask: now,
-            degraded: Vec::new(),
-            config,
-            clock,
-            state,
-        };
+        let mut agent = Self::new(config, clock, state, job_events, postings);
         agent.take_over(left);
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
@@ -180,6 +158,44 @@ impl Agent {
         agent.link = None;
         tracing::info!(exit = ended.exit, message = ended.message, "the agent ends");
         Ok(ended)
+    }
+
+    fn new(
+        config: Arc<Config>,
+        clock: Arc<dyn Clock>,
+        state: State,
+        job_events: mpsc::Sender<(JobKey, JobEvent)>,
+        postings: mpsc::Sender<Posting>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            cluster: None,
+            jobs: BTreeMap::new(),
+            deferred: Vec::new(),
+            post: Post::default(),
+            log_ends: BTreeMap::new(),
+            outbox: Arc::default(),
+            link: None,
+            sessions: watch::Sender::new(None),
+            job_events,
+            postings,
+            tasks: TaskTracker::new(),
+            holding: Arc::default(),
+            labels: Vec::new(),
+            draining: false,
+            stopping: None,
+            idle: None,
+            down: None,
+            recovery_window: Duration::from_secs(120),
+            job_heartbeat: config.job_heartbeat_interval,
+            last_job_heartbeat: now,
+            last_expiry: now,
+            last_ask: now,
+            degraded: Vec::new(),
+            config,
+            clock,
+            state,
+        }
     }
 
     async fn on_link(&mut self, event: LinkEvent) -> Option<Ended> {
@@ -257,9 +273,12 @@ impl Agent {
         if now.duration_since(self.last_ask) >= ASK_AGAIN {
             self.ask_again();
         }
-        if let Some((at, _)) = self.stopping
-            && now >= at
-        {
+        self.idle = self.jobs.is_empty().then(|| self.idle.unwrap_or(now));
+        if self.stopping.is_some() && self.idle.is_some_and(|since| now >= since + FLUSH_LIMIT) {
+            tracing::warn!(waiting = self.post.len(), "what waits is sent after the next start");
+            return Some(Ended { exit: 0, message: None });
+        }
+        if self.stopping.is_some_and(|(at, _)| now >= at) {
             let stop = Stop::Graceful {
                 reason: FailureReason::AgentShutdown,
                 message: "the agent is shut down".to_owned(),
@@ -267,9 +286,6 @@ impl Agent {
                 more_steps: true,
             };
             self.jobs.values().for_each(|held| strengthen(&held.stop, stop.clone()));
-            if self.jobs.is_empty() && now >= at + FLUSH_LIMIT {
-                return Some(Ended { exit: 0, message: None });
-            }
         }
         if now.duration_since(self.last_expiry) >= EXPIRY_EVERY {
             self.last_expiry = now;

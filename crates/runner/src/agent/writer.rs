@@ -1,6 +1,7 @@
 //! The one task that writes the outbox: it takes what is ready, syncs once per job, and hands it on to be sent.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kici_protocol::agent::AgentFrame;
 use tokio::sync::mpsc;
@@ -11,6 +12,9 @@ use crate::outbox::Outbox;
 
 /// Words taken at once.
 const BATCH: usize = 64;
+
+/// How long words that are not a result wait for company.
+const GATHER: Duration = Duration::from_millis(2);
 
 /// Words of one job that are on disk, or at least tried to be.
 #[derive(Debug)]
@@ -33,6 +37,12 @@ pub async fn run(
 ) {
     let mut batch = Vec::with_capacity(BATCH);
     while postings.recv_many(&mut batch, BATCH).await > 0 {
+        if !batch.iter().any(|posting| posting.last) {
+            // The result often follows the last step at once: one sync serves both.
+            let more = postings.recv_many(&mut batch, BATCH);
+            // Nothing came: what is there goes alone.
+            let _ = tokio::time::timeout(GATHER, more).await;
+        }
         let mut told = Vec::new();
         let mut parcels: Vec<Kept> = Vec::new();
         for posting in batch.drain(..) {

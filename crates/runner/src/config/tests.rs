@@ -68,3 +68,12 @@ fn the_description_holds_no_token() {
     let config = Config::load(&Sources { env, ..Sources::default() }).expect("right");
     assert!(!config.describe().contains("aaaa") && !format!("{config:?}").contains("aaaa"));
 }
+
+#[test]
+fn every_key_is_documented() {
+    let text = include_str!("../../../../docs/agent.md");
+    for key in KEYS {
+        let row = format!("| `{}` | `{}` |", key.name, key.env);
+        assert!(text.contains(&row), "docs/agent.md has no row {row}");
+    }
+}

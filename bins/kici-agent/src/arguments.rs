@@ -1,0 +1,32 @@
+//! The command line: one flag per key of the configuration.
+
+use std::collections::BTreeMap;
+
+use clap::{Arg, ArgMatches, Command};
+use kici_runner::config::{KEYS, Sources};
+
+/// What the program understands.
+pub fn command() -> Command {
+    let flags = KEYS.iter().filter(|key| !key.flag.is_empty());
+    let flags = flags.map(|key| Arg::new(key.name).long(key.flag).help(key.about).global(true));
+    Command::new("kici-agent")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Takes jobs from a KiCI orchestrator and runs them")
+        .arg(Arg::new("config").long("config").help("configuration file (/etc/kici/agent.toml)").global(true))
+        .args(flags)
+        .subcommand(Command::new("run").about("Run the agent; the default"))
+        .subcommand(
+            Command::new("config").about("Check the configuration and print it").subcommand(Command::new("check")),
+        )
+}
+
+/// Where the settings are read from.
+pub fn sources(arguments: &ArgMatches) -> Sources {
+    let flag = |key: &str| arguments.get_one::<String>(key).cloned();
+    let flags: BTreeMap<String, String> = KEYS
+        .iter()
+        .filter(|key| !key.flag.is_empty())
+        .filter_map(|key| Some((key.name.to_owned(), flag(key.name)?)))
+        .collect();
+    Sources::from_process(flag("config").map(Into::into), flags)
+}
