@@ -304,7 +304,7 @@ async fn workflows_are_checked_without_a_server() {
     };
     let ran = run("long").await;
     assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
-    assert!(ran.err.contains("1 files, 1 workflows, 0 errors"), "{}", ran.err);
+    assert!(ran.err.contains("1 file, 1 workflow, 0 errors"), "{}", ran.err);
 
     std::fs::write(folder.join("bad.yaml"), good.replace("jobs:", "jbos:")).unwrap();
     let long = run("long").await;
