@@ -27,7 +27,7 @@ struct Profiles {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Profile {
-    url: Option<Url>,
+    url: Option<String>,
     token_file: Option<PathBuf>,
     ca_file: Option<PathBuf>,
 }
@@ -62,8 +62,13 @@ pub(crate) fn client(global: &Global, timeout: Duration) -> Result<Client, Failu
         Some(name) => read_profile(&places, name)?,
         None => Profile::default(),
     };
-    let default = || Url::parse(DEFAULT_URL).map_err(|error| Failure::other(error.to_string()));
-    let url = global.url.clone().or(profile.url).map_or_else(default, Ok)?;
+    let url = match &global.url {
+        Some(url) => url.clone(),
+        None => {
+            let text = profile.url.as_deref().unwrap_or(DEFAULT_URL);
+            Url::parse(text).map_err(|error| Failure::usage(format!("url `{text}` of the profile: {error}")))?
+        }
+    };
     let token_file = global.token_file.clone().or(profile.token_file);
     let (token, origin) = token(global, &places, token_file, &url)?;
     if global.verbose {

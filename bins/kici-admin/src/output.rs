@@ -89,11 +89,14 @@ impl Output {
     /// Rows under titles.
     pub fn table<T>(&self, items: &[T], columns: &[Column<'_, T>]) -> String {
         let mut table = Table::new();
-        table.load_preset(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-        if self.colour {
-            table.enforce_styling();
-        } else {
+        table.load_style(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+        if !self.colour {
+            // A terminal without colours still has a width.
+            let width = table.width();
             table.force_no_tty();
+            if let Some(width) = width {
+                table.set_width(width);
+            }
         }
         table.set_header(columns.iter().map(|(title, _)| Cell::new(title).add_attribute(Attribute::Bold)));
         for item in items {
@@ -173,7 +176,7 @@ pub(crate) fn text(value: impl ToString) -> Cell {
 
 /// Text or `-`.
 pub(crate) fn optional<T: ToString>(value: Option<&T>) -> Cell {
-    value.map_or_else(|| Cell::new("-"), text)
+    value.map_or_else(|| Cell::new("-"), |value| text(value.to_string()))
 }
 
 /// A status in its colour.

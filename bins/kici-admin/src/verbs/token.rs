@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use kici_access::Role;
 use kici_api::dto::tokens::{AdminTokenView, CreateAdminToken};
 use kici_engine::ids::TokenId;
 
@@ -19,9 +18,9 @@ pub(crate) enum Verb {
     Create {
         /// What it is for
         label: String,
-        /// What it may do: owner, admin or auditor
-        #[arg(long)]
-        role: Role,
+        /// What it may do
+        #[arg(long, value_parser = ["owner", "admin", "auditor"])]
+        role: String,
         /// It sees only the runs and events of the source with this routing key
         #[arg(long)]
         routing_key: Option<String>,
@@ -44,6 +43,7 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
     match verb {
         Verb::Create { label, role, routing_key, expires } => {
             let expires_in_s = expires.map(|span| span.as_secs());
+            let role = role.parse().map_err(|error| Failure::usage(format!("--role: {error}")))?;
             let request = CreateAdminToken { label, role, routing_key, expires_in_s };
             token_created(out, &client.create_admin_token(&request).await?)?;
         }

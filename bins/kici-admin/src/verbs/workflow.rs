@@ -75,7 +75,10 @@ fn validate(context: &Context, path: &Path, format: Option<DiagnosticFormat>) ->
     }
     let errors = set.files.iter().flat_map(|(_, file)| &file.diagnostics).filter(|d| d.is_error()).count();
     let workflows: usize = set.files.iter().map(|(_, file)| file.workflows.len()).sum();
-    context.out.say(format!("{} files, {workflows} workflows, {errors} errors", files.len()));
+    let counts = [(files.len(), "file"), (workflows, "workflow"), (errors, "error")];
+    context
+        .out
+        .say(counts.map(|(count, word)| format!("{count} {word}{}", if count == 1 { "" } else { "s" })).join(", "));
     Ok(if errors == 0 { 0 } else { VERDICT })
 }
 

@@ -43,7 +43,7 @@ fn panicked(cause: Box<dyn Any + Send>) -> Response {
     response
 }
 
-/// The answer as a problem; [`around`] writes the body once it knows the request's id.
+/// The answer as a problem; [`finish`] writes the body once it knows the request's id.
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
