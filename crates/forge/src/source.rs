@@ -1,15 +1,20 @@
 //! Sources: typed configuration, its validation, and the secrets that belong to it.
 
+mod generic;
+mod secrets;
+mod validate;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
-use ipnet::IpNet;
 use kici_engine::ids::SourceId;
-use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+
+pub use generic::{Extract, GenericConfig, Verification};
+pub use secrets::SourceSecrets;
+pub(crate) use validate::is_repo_name;
 
 /// What a source is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -155,174 +160,6 @@ impl GithubConfig {
     }
 }
 
-/// Where a generic source takes a value from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Extract {
-    /// A request header.
-    Header(String),
-    /// An RFC 9535 JSONPath into the body; the first node counts.
-    Path(String),
-}
-
-/// A generic webhook (R61).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GenericConfig {
-    /// How a call proves where it comes from.
-    pub verification: Verification,
-    /// Event name; absent value = `webhook`.
-    #[serde(default = "event_header")]
-    pub event_from: Extract,
-    /// Action.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub action_from: Option<Extract>,
-    /// Repository.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub repo_from: Option<Extract>,
-    /// Ref; a bare name is a branch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ref_from: Option<Extract>,
-    /// Commit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sha_from: Option<Extract>,
-    /// Delivery id; comes before the usual headers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub idempotency_key_from: Option<Extract>,
-    /// Events that are let in; empty = all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub allowed_events: Vec<String>,
-    /// Calls per minute.
-    #[serde(default = "rate_limit")]
-    pub rate_limit_rpm: u32,
-    /// Headers that are not stored.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub strip_headers: Vec<String>,
-    /// Largest body in bytes.
-    #[serde(default = "max_payload")]
-    pub max_payload_bytes: u64,
-    /// For calls without a delivery id: how long an equal body counts as the same event, in milliseconds.
-    #[serde(default = "dedup_window")]
-    pub dedup_window_ms: u64,
-}
-
-fn event_header() -> Extract {
-    Extract::Header("x-event-type".to_owned())
-}
-
-const fn rate_limit() -> u32 {
-    600
-}
-
-const fn max_payload() -> u64 {
-    1024 * 1024
-}
-
-const fn dedup_window() -> u64 {
-    300_000
-}
-
-impl GenericConfig {
-    /// A source with this verification and every other field at its default.
-    pub fn new(verification: Verification) -> Self {
-        Self {
-            verification,
-            event_from: event_header(),
-            action_from: None,
-            repo_from: None,
-            ref_from: None,
-            sha_from: None,
-            idempotency_key_from: None,
-            allowed_events: Vec::new(),
-            rate_limit_rpm: rate_limit(),
-            strip_headers: Vec::new(),
-            max_payload_bytes: max_payload(),
-            dedup_window_ms: dedup_window(),
-        }
-    }
-
-    /// [`GenericConfig::dedup_window_ms`] as a duration.
-    pub const fn dedup_window(&self) -> Duration {
-        Duration::from_millis(self.dedup_window_ms)
-    }
-
-    fn extracts(&self) -> impl Iterator<Item = (&'static str, &Extract)> {
-        [
-            ("event_from", Some(&self.event_from)),
-            ("action_from", self.action_from.as_ref()),
-            ("repo_from", self.repo_from.as_ref()),
-            ("ref_from", self.ref_from.as_ref()),
-            ("sha_from", self.sha_from.as_ref()),
-            ("idempotency_key_from", self.idempotency_key_from.as_ref()),
-        ]
-        .into_iter()
-        .filter_map(|(name, extract)| extract.map(|e| (name, e)))
-    }
-}
-
-/// How a call proves where it comes from (R3).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Verification {
-    /// HMAC-SHA256 of the body in hex, with or without `sha256=` before it.
-    Hmac {
-        /// Header that carries it.
-        #[serde(default = "signature_header")]
-        header: String,
-    },
-    /// The secret itself in a header, as GitLab sends it.
-    Token {
-        /// Header that carries it.
-        #[serde(default = "token_header")]
-        header: String,
-    },
-    /// `Authorization: Bearer <secret>`.
-    Bearer {},
-    /// The caller's address lies in one of these networks.
-    Cidr {
-        /// Networks such as `10.0.0.0/8`.
-        #[serde(with = "networks")]
-        allow: Vec<IpNet>,
-    },
-    /// No proof. Anyone who reaches the address can start workflows.
-    None {
-        /// Must be `true`, so that nobody gets here by accident.
-        #[serde(default)]
-        allow_unsigned: bool,
-    },
-}
-
-/// Networks as text.
-mod networks {
-    use ipnet::IpNet;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(networks: &[IpNet], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(networks.iter().map(ToString::to_string))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
-        let texts = Vec::<String>::deserialize(deserializer)?;
-        let bad = |text: &str| serde::de::Error::custom(format!("`{text}` is not a network such as 10.0.0.0/8"));
-        texts.iter().map(|text| text.parse().map_err(|_| bad(text))).collect()
-    }
-}
-
-fn signature_header() -> String {
-    "x-hub-signature-256".to_owned()
-}
-
-fn token_header() -> String {
-    "x-gitlab-token".to_owned()
-}
-
-impl Verification {
-    /// Whether it needs a secret.
-    pub const fn needs_secret(&self) -> bool {
-        matches!(self, Self::Hmac { .. } | Self::Token { .. } | Self::Bearer {})
-    }
-}
-
 /// A repository on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -407,152 +244,10 @@ impl SourceConfig {
     /// [`ConfigError`] for the first that cannot be used.
     pub fn validate(&self) -> Result<(), ConfigError> {
         match self {
-            Self::Github(c) => validate_github(c),
-            Self::Generic(c) => validate_generic(c),
-            Self::Local(c) => validate_local(c),
+            Self::Github(c) => validate::github(c),
+            Self::Generic(c) => validate::generic(c),
+            Self::Local(c) => validate::local(c),
         }
-    }
-}
-
-fn validate_github(config: &GithubConfig) -> Result<(), ConfigError> {
-    if config.app_id == 0 {
-        return Err(ConfigError::new("app_id", "0 is not an App id", "copy the number from the App's settings page"));
-    }
-    for (field, text) in [("base_url", Some(&config.base_url)), ("web_url", config.web_url.as_ref())] {
-        let Some(text) = text else { continue };
-        let url = url::Url::parse(text).map_err(|e| {
-            ConfigError::new(field, format!("`{text}`: {e}"), "write it like https://github.example.org/api/v3")
-        })?;
-        let plain = matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
-        if !plain || url.host().is_none() || url.query().is_some() || url.fragment().is_some() {
-            return Err(ConfigError::new(
-                field,
-                "must be an http or https address without user, query and fragment",
-                "write it like https://github.example.org/api/v3",
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn validate_generic(config: &GenericConfig) -> Result<(), ConfigError> {
-    match &config.verification {
-        Verification::None { allow_unsigned: false } => {
-            return Err(ConfigError::new(
-                "verification",
-                "type `none` lets anyone start workflows",
-                "use hmac, token, bearer or cidr, or set verification.allow_unsigned to true",
-            ));
-        }
-        Verification::Cidr { allow } if allow.is_empty() => {
-            return Err(ConfigError::new("verification.allow", "is empty", "list networks such as 10.0.0.0/8"));
-        }
-        Verification::Hmac { header } | Verification::Token { header } => {
-            check_header("verification.header", header)?;
-        }
-        _ => {}
-    }
-    for (field, extract) in config.extracts() {
-        match extract {
-            Extract::Header(name) => check_header(field, name)?,
-            Extract::Path(path) => {
-                serde_json_path::JsonPath::parse(path).map_err(|e| {
-                    ConfigError::new(field, format!("`{path}`: {e}"), "write a JSONPath such as $.repository.full_name")
-                })?;
-            }
-        }
-    }
-    let bounds = [
-        ("rate_limit_rpm", u64::from(config.rate_limit_rpm), 1, 1_000_000),
-        ("max_payload_bytes", config.max_payload_bytes, 1, 25 * 1024 * 1024),
-        ("dedup_window_ms", config.dedup_window_ms, 0, 86_400_000),
-    ];
-    for (field, value, low, high) in bounds {
-        if !(low..=high).contains(&value) {
-            return Err(ConfigError::new(field, format!("{value} is out of range"), format!("use {low} to {high}")));
-        }
-    }
-    Ok(())
-}
-
-fn check_header(field: &str, name: &str) -> Result<(), ConfigError> {
-    http::HeaderName::from_bytes(name.as_bytes()).map(drop).map_err(|_| {
-        ConfigError::new(field, format!("`{name}` is not a header name"), "write a name such as x-event-type")
-    })
-}
-
-fn validate_local(config: &LocalConfig) -> Result<(), ConfigError> {
-    if !config.path.is_absolute() || config.path.to_str().is_none_or(|p| p.contains(['\n', '\0'])) {
-        return Err(ConfigError::new(
-            "path",
-            format!("`{}` is not usable", config.path.display()),
-            "give an absolute path in UTF-8 without line breaks",
-        ));
-    }
-    if let Some(repo) = &config.repo
-        && !is_repo_name(repo)
-    {
-        return Err(ConfigError::new("repo", format!("`{repo}` is not a repository"), "write owner/name"));
-    }
-    if let Some(branch) = &config.default_branch
-        && !crate::local::is_branch_name(branch)
-    {
-        return Err(ConfigError::new("default_branch", format!("`{branch}` is not a branch name"), "write e.g. main"));
-    }
-    Ok(())
-}
-
-/// Whether `text` is `owner/name` of plain characters, so that it can stand in a URL path.
-pub(crate) fn is_repo_name(text: &str) -> bool {
-    let legal = |part: &str| {
-        !part.is_empty()
-            && part.len() <= 100
-            && part != "."
-            && part != ".."
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-    };
-    text.split_once('/').is_some_and(|(owner, name)| legal(owner) && legal(name))
-}
-
-/// The secrets of a source. `Debug` shows none of them.
-#[derive(Clone, Debug, Default)]
-pub struct SourceSecrets {
-    /// Secrets that verify deliveries, the current one and those being rotated out.
-    pub webhook: Vec<SecretString>,
-    /// PEM private key of a GitHub App.
-    pub private_key: Option<SecretString>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct SecretsForm {
-    #[serde(default)]
-    webhook: Vec<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    private_key: Option<String>,
-}
-
-impl SourceSecrets {
-    /// The text to seal.
-    pub fn to_sealable(&self) -> SecretString {
-        let form = SecretsForm {
-            webhook: self.webhook.iter().map(|s| s.expose_secret().to_owned()).collect(),
-            private_key: self.private_key.as_ref().map(|s| s.expose_secret().to_owned()),
-        };
-        // Strings and lists of strings always serialise.
-        SecretString::from(serde_json::to_string(&form).unwrap_or_default())
-    }
-
-    /// Reads what [`SourceSecrets::to_sealable`] wrote.
-    ///
-    /// # Errors
-    /// [`ConfigError`] without any of the text.
-    pub fn from_unsealed(text: &SecretString) -> Result<Self, ConfigError> {
-        let form: SecretsForm = serde_json::from_str(text.expose_secret())
-            .map_err(|_| ConfigError::new("secrets", "stored secrets are not readable", "set them again"))?;
-        Ok(Self {
-            webhook: form.webhook.into_iter().map(SecretString::from).collect(),
-            private_key: form.private_key.map(SecretString::from),
-        })
     }
 }
 
@@ -563,6 +258,7 @@ pub(crate) fn path_text(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use secrecy::ExposeSecret;
     use serde_json::json;
 
     use super::*;
