@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use kici_dispatch::{Dispatcher, Ownership, SessionStream};
 use kici_engine::ids::SessionId;
-use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{AgentFrame, LogChunk};
+use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::logs::service::{self, LogAcks};
 use crate::logs::LogAppender;
+use crate::logs::service::{self, LogAcks};
 
 /// Serves `kici.agent.v1.AgentGateway`.
 pub(crate) struct Gateway {
@@ -57,6 +57,7 @@ impl AgentGateway for Gateway {
 
 fn session_id<T>(request: &Request<T>) -> Result<SessionId, Status> {
     let value = request.metadata().get(SESSION_ID_HEADER).and_then(|value| value.to_str().ok());
-    let text = value.ok_or_else(|| Status::unauthenticated(format!("the metadata `{SESSION_ID_HEADER}` is missing")))?;
+    let text =
+        value.ok_or_else(|| Status::unauthenticated(format!("the metadata `{SESSION_ID_HEADER}` is missing")))?;
     text.parse().map_err(|error| Status::unauthenticated(format!("{SESSION_ID_HEADER}: {error}")))
 }

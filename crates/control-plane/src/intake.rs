@@ -39,7 +39,8 @@ async fn github(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let app = app.parse().map_err(|_| Problem::not_found(format!("GitHub App `{app}` (the numeric id is asked for)")))?;
+    let app =
+        app.parse().map_err(|_| Problem::not_found(format!("GitHub App `{app}` (the numeric id is asked for)")))?;
     intake.take(Route::Github { app }, peer, id, &headers, body).await
 }
 

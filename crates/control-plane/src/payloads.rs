@@ -27,7 +27,8 @@ struct Kept {
 impl Payloads {
     /// The body of a delivery.
     pub(crate) async fn body(&self, row: &Delivery) -> Result<DeliveryBody, Problem> {
-        let gone = |why: &str| Problem::new(Code::Gone, format!("the body of delivery {} is no longer kept: {why}", row.id));
+        let gone =
+            |why: &str| Problem::new(Code::Gone, format!("the body of delivery {} is no longer kept: {why}", row.id));
         let unavailable = || Problem::unavailable("the body cannot be read now; try again", 5);
         if let Some(reason) = &row.payload_omitted {
             return Err(gone(reason));
@@ -84,10 +85,8 @@ impl Payloads {
 
 fn pack(body: &DeliveryBody) -> Vec<u8> {
     use base64::Engine as _;
-    let kept = Kept {
-        headers: body.headers.clone(),
-        body: base64::engine::general_purpose::STANDARD.encode(&body.body),
-    };
+    let kept =
+        Kept { headers: body.headers.clone(), body: base64::engine::general_purpose::STANDARD.encode(&body.body) };
     // JSON of texts; compressing into memory cannot fail.
     zstd::encode_all(&*serde_json::to_vec(&kept).unwrap_or_default(), 3).unwrap_or_default()
 }

@@ -26,7 +26,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::{
-    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, LiveChanges, Node, RunBook, SourceShelf, Tokens, announce_logs,
+    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, LiveChanges, Node, RunBook, SourceShelf, Tokens,
+    announce_logs,
 };
 use crate::clones::{AllForges, SourceClones};
 use crate::config::Config;
@@ -145,7 +146,10 @@ impl Orchestrator {
         let build = Build { config: &config, data: &data, around: &around, store: &store, stop: &stop, tasks: &tasks };
         let parts = build.parts(&instance, identity, sources, sealing, &dispatcher, &logs, live, started)?;
 
-        dispatcher.start().await.map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
+        dispatcher
+            .start()
+            .await
+            .map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
         let listening = CancellationToken::new();
         let gateway = Gateway { dispatcher: dispatcher.clone(), logs, tasks: tasks.clone() };
         let halves = halves(parts.ports, parts.inbox, &config, &around, gateway);
@@ -367,8 +371,7 @@ impl Build<'_> {
         let announcer = Arc::new(Announcer { dispatcher: dispatcher.clone(), live: live.clone() });
         let (sender, work) = mpsc::channel(kici_events::QUEUE);
         let max_in_flight = config.ingest.max_in_flight;
-        let inbox =
-            Inbox::new(store.clone(), sources.clone(), instance.clone(), clock.clone(), max_in_flight, sender);
+        let inbox = Inbox::new(store.clone(), sources.clone(), instance.clone(), clock.clone(), max_in_flight, sender);
         let inbox = Arc::new(inbox);
         let worker = Worker::new(
             store.clone(),

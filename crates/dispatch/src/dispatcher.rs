@@ -223,7 +223,11 @@ impl Dispatcher {
         for finished in &effects.finished_jobs {
             self.changes.publish(Change::Job { run_id, job_id: finished.job.job_id, status: finished.status });
         }
-        self.changes.publish(Change::Run { run_id, routing_key: Some(effects.run.event.routing_key.clone()), status: effects.run.status });
+        self.changes.publish(Change::Run {
+            run_id,
+            routing_key: Some(effects.run.event.routing_key.clone()),
+            status: effects.run.status,
+        });
         if effects.run_finished {
             meters::run_finished(&effects.run);
         }

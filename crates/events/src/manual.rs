@@ -82,7 +82,11 @@ impl Planner {
     ///
     /// # Errors
     /// [`ManualError`]; then there is no run.
-    pub async fn start_manual(&self, manual: Manual<'_>, activate: Arc<dyn Activate>) -> Result<CreatedRun, ManualError> {
+    pub async fn start_manual(
+        &self,
+        manual: Manual<'_>,
+        activate: Arc<dyn Activate>,
+    ) -> Result<CreatedRun, ManualError> {
         let repo = repo_of(&manual)?;
         let forge = self.sources.forge(manual.source)?;
         let head = forge.head(&repo, manual.git_ref).await?;
@@ -153,13 +157,7 @@ fn declared_inputs(workflow: &Workflow) -> Option<&BTreeMap<String, kici_engine:
     })
 }
 
-fn manual_event(
-    manual: &Manual<'_>,
-    repo: &str,
-    git_ref: Option<String>,
-    sha: &str,
-    branch: Option<&str>,
-) -> Event {
+fn manual_event(manual: &Manual<'_>, repo: &str, git_ref: Option<String>, sha: &str, branch: Option<&str>) -> Event {
     let source = &manual.source.source;
     Event {
         kind: EventKind::Manual,

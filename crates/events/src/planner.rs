@@ -123,7 +123,9 @@ impl Planner {
         };
         match decided {
             Ok(done) => Ok(with_event(done, &event)),
-            Err(Retry::Forge(error)) if !error.is_retryable() => Ok(with_event(failure(work, error.to_string()), &event)),
+            Err(Retry::Forge(error)) if !error.is_retryable() => {
+                Ok(with_event(failure(work, error.to_string()), &event))
+            }
             Err(retry) => Err(retry),
         }
     }

@@ -111,9 +111,7 @@ impl Planner {
         let scope = (event.kind != EventKind::Hook).then(|| source.source.routing_key());
         let mut found = Vec::new();
         for kind in listeners(event.kind).into_iter().chain(["webhook"]) {
-            found.extend(
-                self.store.registration_list(work.org.clone(), scope.clone(), Some(kind.to_owned())).await?,
-            );
+            found.extend(self.store.registration_list(work.org.clone(), scope.clone(), Some(kind.to_owned())).await?);
         }
         found.sort_by_key(|r| r.id);
         found.dedup_by_key(|r| r.id);

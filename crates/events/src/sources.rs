@@ -86,11 +86,5 @@ pub fn typed(stored: &model::Source) -> Result<Source, SourceError> {
     };
     let config = SourceConfig::from_json(kind, stored.config.clone())
         .map_err(|error| SourceError::Config { name: stored.name.clone(), error })?;
-    Ok(Source {
-        id: stored.id,
-        org: stored.org.clone(),
-        name: stored.name.clone(),
-        version: stored.version,
-        config,
-    })
+    Ok(Source { id: stored.id, org: stored.org.clone(), name: stored.name.clone(), version: stored.version, config })
 }

@@ -93,7 +93,8 @@ async fn a_wrong_signature_leaves_no_row() {
     let (_, body) = payloads().remove(0);
     let right = sign(&SecretString::from(SECRET), &body);
     let other = sign(&SecretString::from("another secret"), &body);
-    for (signature, status) in [(other.as_str(), 401), (&right[..right.len() - 2], 401), ("sha256=xyz", 401), ("", 401)] {
+    for (signature, status) in [(other.as_str(), 401), (&right[..right.len() - 2], 401), ("sha256=xyz", 401), ("", 401)]
+    {
         assert_eq!(post(&stack, "push", "x", body.clone(), signature).await, status, "{signature}");
     }
     let mut flipped = body.clone();

@@ -27,10 +27,7 @@ pub(crate) struct AccessBook {
 
 impl AccessBook {
     /// A log, and the task that writes it until `stop`.
-    pub(crate) fn new(
-        store: Store,
-        stop: CancellationToken,
-    ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
+    pub(crate) fn new(store: Store, stop: CancellationToken) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let (queue, entries) = mpsc::channel(QUEUE);
         let writer = write(store.clone(), entries, stop);
         (Arc::new(Self { store, queue }), writer)

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use kici_api::dto::logs::LogRange;
 use kici_api::dto::runs::{
     CancelAccepted, CancelRun, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
 };
-use kici_api::dto::logs::LogRange;
 use kici_api::page::{PageRequest, Slice};
 use kici_api::ports::{Answer, Caller, JobRef, LogRequest, Runs, StepRef};
 use kici_api::problem::{Code, Problem};

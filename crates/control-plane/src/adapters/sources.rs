@@ -82,7 +82,8 @@ impl SourceShelf {
             SourceKind::Generic => kici_forge::SourceKind::Generic,
             SourceKind::Local => kici_forge::SourceKind::Local,
         };
-        let rejected = |error: kici_forge::ConfigError| Problem::rejected(format!("config.{}", error.field), error.to_string());
+        let rejected =
+            |error: kici_forge::ConfigError| Problem::rejected(format!("config.{}", error.field), error.to_string());
         let config = SourceConfig::from_json(kind, request.config.clone()).map_err(rejected)?;
         if let SourceConfig::Local(local) = &config {
             local.check_allowed(&self.local_paths).map_err(rejected)?;
@@ -136,13 +137,8 @@ impl Sources for SourceShelf {
         let config = self.checked(request)?;
         let secrets = secrets(request)?;
         let id = SourceId::mint(&*self.ids);
-        let source = kici_forge::Source {
-            id,
-            org: DEFAULT_ORG.to_owned(),
-            name: request.name.clone(),
-            version: 1,
-            config,
-        };
+        let source =
+            kici_forge::Source { id, org: DEFAULT_ORG.to_owned(), name: request.name.clone(), version: 1, config };
         let sealed = self.sealing.seal_source(id, &secrets).map_err(|error| {
             tracing::error!(%error, "secrets cannot be sealed");
             Problem::unavailable("secrets cannot be sealed now; check secrets.key", 10)

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kici_api::dto::system::{
-    BuildInfo, Capabilities, Check, CheckStatus, Diagnosis, Drain, DrainState, Health, Ready,
-};
+use kici_api::dto::system::{BuildInfo, Capabilities, Check, CheckStatus, Diagnosis, Drain, DrainState, Health, Ready};
 use kici_api::ports::{Answer, Caller, System};
 use kici_dispatch::Dispatcher;
 use kici_engine::ids::InstanceId;

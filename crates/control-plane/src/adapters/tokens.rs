@@ -31,7 +31,9 @@ pub(crate) struct Tokens {
 impl Tokens {
     fn expiry(&self, seconds: Option<u64>) -> Answer<Option<Ts>> {
         match seconds {
-            Some(0) => Err(Problem::rejected("expires_in_s", "must be at least 1; leave it out for a token without end")),
+            Some(0) => {
+                Err(Problem::rejected("expires_in_s", "must be at least 1; leave it out for a token without end"))
+            }
             Some(s) if s > MAX_LIFE => Err(Problem::rejected("expires_in_s", format!("must be at most {MAX_LIFE}"))),
             seconds => Ok(seconds.map(|s| self.clock.now().plus(Duration::from_secs(s)))),
         }
@@ -103,7 +105,11 @@ impl AdminTokens for Tokens {
             expires_at: self.expiry(request.expires_in_s)?,
         };
         let stored = self.store.admin_token_create(new).await.map_err(fault::store)?;
-        Ok(TokenCreated { id: stored.id, token: SecretText::new(token.secret().expose_secret()), prefix: stored.token_prefix })
+        Ok(TokenCreated {
+            id: stored.id,
+            token: SecretText::new(token.secret().expose_secret()),
+            prefix: stored.token_prefix,
+        })
     }
 
     async fn list(&self, _caller: &Caller) -> Answer<Vec<AdminTokenView>> {
@@ -180,12 +186,18 @@ impl AgentTokens for AgentTokenBook {
             expires_at: self.tokens.expiry(request.expires_in_s)?,
         };
         let stored = self.tokens.store.agent_token_create(new).await.map_err(fault::store)?;
-        Ok(TokenCreated { id: stored.id, token: SecretText::new(token.secret().expose_secret()), prefix: stored.token_prefix })
+        Ok(TokenCreated {
+            id: stored.id,
+            token: SecretText::new(token.secret().expose_secret()),
+            prefix: stored.token_prefix,
+        })
     }
 
     async fn list(&self, _caller: &Caller, agent_type: Option<&str>) -> Answer<Vec<AgentTokenView>> {
         let wanted: Option<model::AgentType> = agent_type
-            .map(|text| text.parse().map_err(|e: kici_engine::state::UnknownWord| Problem::rejected("type", e.to_string())))
+            .map(|text| {
+                text.parse().map_err(|e: kici_engine::state::UnknownWord| Problem::rejected("type", e.to_string()))
+            })
             .transpose()?;
         let tokens = self.tokens.store.agent_token_list().await.map_err(fault::store)?;
         Ok(tokens

@@ -348,7 +348,9 @@ mod tests {
         let found = problems(&layers(&[("KICI_QUEUE_MAX_DETPH", "1")], None));
         assert_eq!(
             found,
-            ["KICI_QUEUE_MAX_DETPH: unknown variable; did you mean `KICI_QUEUE_MAX_DEPTH`?; KICI_DEV=true lets it pass"]
+            [
+                "KICI_QUEUE_MAX_DETPH: unknown variable; did you mean `KICI_QUEUE_MAX_DEPTH`?; KICI_DEV=true lets it pass"
+            ]
         );
         assert!(Config::load(&layers(&[("KICI_QUEUE_MAX_DETPH", "1"), ("KICI_DEV", "true")], None)).is_ok());
         assert!(Config::load(&layers(&[("KICI_RUN_ID", "x"), ("KICI_ADMIN_URL", "y")], None)).is_ok());

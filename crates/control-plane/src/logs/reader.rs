@@ -187,12 +187,7 @@ fn parse_line(line: &str, seq: u64) -> LogLine {
         let stream = LogStream::from_letter(letters.next()?)?;
         letters.next().is_none().then(|| LogLine { seq, at, stream, text: text.to_owned() })
     });
-    parsed.unwrap_or_else(|| LogLine {
-        seq,
-        at: Ts::from_micros(0),
-        stream: LogStream::Meta,
-        text: line.to_owned(),
-    })
+    parsed.unwrap_or_else(|| LogLine { seq, at: Ts::from_micros(0), stream: LogStream::Meta, text: line.to_owned() })
 }
 
 /// Where a sealed log lies.

@@ -47,13 +47,7 @@ pub(crate) struct LogSealer {
 
 impl LogSealer {
     /// Seals what lies below `root`.
-    pub(crate) fn new(
-        root: PathBuf,
-        appender: LogAppender,
-        store: Store,
-        blobs: Blobs,
-        clock: Arc<dyn Clock>,
-    ) -> Self {
+    pub(crate) fn new(root: PathBuf, appender: LogAppender, store: Store, blobs: Blobs, clock: Arc<dyn Clock>) -> Self {
         Self { root, appender, store, blobs, clock }
     }
 
@@ -120,8 +114,8 @@ impl LogSealer {
             // The run was removed by retention; nobody can read its logs any more.
             return self.remove(key, &dir).await;
         };
-        let late = job.finished_at.is_some_and(|at| self.clock.now().since(at) > LATE)
-            || key.epoch < job.dispatch_epoch;
+        let late =
+            job.finished_at.is_some_and(|at| self.clock.now().since(at) > LATE) || key.epoch < job.dispatch_epoch;
         let mut sizes = Vec::new();
         for (step, name) in step_files(&dir)? {
             let segment = segment_path(&dir, step.as_str());

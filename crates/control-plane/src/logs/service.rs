@@ -57,7 +57,13 @@ where
 ///
 /// # Errors
 /// The status of a [`LogError`] when the store cannot tell what it has.
-pub async fn serve<S>(appender: &LogAppender, run: RunId, key: LogKey, chunks: S, tasks: &TaskTracker) -> Result<LogAcks, Status>
+pub async fn serve<S>(
+    appender: &LogAppender,
+    run: RunId,
+    key: LogKey,
+    chunks: S,
+    tasks: &TaskTracker,
+) -> Result<LogAcks, Status>
 where
     S: Stream<Item = Result<LogChunk, Status>> + Send + Unpin + 'static,
 {

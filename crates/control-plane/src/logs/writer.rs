@@ -216,7 +216,11 @@ impl LogAppender {
     }
 
     /// Begins a stream and tells what is already durable of each step.
-    pub(super) async fn stream(&self, run: RunId, key: LogKey) -> Result<(LogStream, BTreeMap<StepFile, StepAck>), LogError> {
+    pub(super) async fn stream(
+        &self,
+        run: RunId,
+        key: LogKey,
+    ) -> Result<(LogStream, BTreeMap<StepFile, StepAck>), LogError> {
         let (reply, known) = oneshot::channel();
         self.commands.send(Command::Resume { key, reply }).await.map_err(|_| LogError::Closed)?;
         let known = known.await.map_err(|_| LogError::Closed)??;
