@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use kici_engine::metrics::{Kind, Service, of};
+use kici_engine::schema::workflow_schema;
 use xshell::cmd;
 
 use crate::workspace::Workspace;
@@ -16,23 +17,25 @@ use crate::workspace::Workspace;
 type Produce = fn() -> Result<String>;
 
 /// Files that are written here.
-const OWN: &[(&str, Produce)] = &[("docs/metrics.md", metrics)];
+const OWN: &[(&str, Produce)] = &[("docs/metrics.md", metrics), ("docs/schema/workflow.json", schema)];
 
-/// Files that a test of a package keeps: the file, the package, the test target.
-const KEPT_BY_TESTS: &[(&str, &str, &str)] = &[("docs/openapi.json", "kici-api", "openapi")];
+/// Files that a test of a package keeps: the file, the package, a part of the test's name.
+const KEPT_BY_TESTS: &[(&str, &str, &str)] =
+    &[("docs/openapi.json", "kici-api", "openapi"), ("docs/cli.md", "kici-admin", "docs")];
 
 /// Writes every generated file.
 pub(crate) fn write(workspace: &Workspace) -> Result<()> {
     for (file, produce) in OWN {
         let content = produce()?;
         if read(workspace, file) != content {
+            // Folders that are missing are made.
             workspace.shell.write_file(workspace.root.join(file), content)?;
             eprintln!("wrote {file}");
         }
     }
     for (file, package, test) in KEPT_BY_TESTS {
         let before = read(workspace, file);
-        cmd!(workspace.shell, "cargo test --quiet --package {package} --all-features --test {test}")
+        cmd!(workspace.shell, "cargo test --quiet --package {package} --all-features {test}")
             .env("UPDATE", "1")
             .quiet()
             .ignore_stdout()
@@ -61,6 +64,11 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
         bail!("{} not what the code says; run `cargo xtask gen` and commit the result", stale.join(", "));
     }
     Ok(())
+}
+
+/// The JSON Schema of workflow files, for editors.
+fn schema() -> Result<String> {
+    Ok(format!("{:#}\n", workflow_schema()))
 }
 
 /// The reference of metrics.

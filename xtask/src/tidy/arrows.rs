@@ -23,7 +23,7 @@ const NARROWED: [(&str, &[&str]); 5] = [
     ("orchestrator", &["engine", "sys", "telemetry", "control-plane"]),
     ("agent", &["engine", "protocol", "sys", "telemetry", "runner", "credential-helper", "agent-packaging"]),
     // The operator's program links no database.
-    ("admin", &["engine", "sys", "api", "runner", "agent-packaging"]),
+    ("admin", &["engine", "access", "sys", "api", "runner", "agent-packaging"]),
     ("xtask", &["engine", "protocol", "access", "sys", "telemetry", "api"]),
 ];
 
