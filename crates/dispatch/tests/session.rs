@@ -407,7 +407,7 @@ async fn acceptance_15_a_revoked_token_ends_its_sessions_at_once_and_by_the_swee
             let id = world.store.agent_token_list().await.unwrap()[0].id;
             world.store.agent_token_revoke(id).await.unwrap();
             assert_eq!(agent.goodbye().await, "AUTH_REVOKED");
-            assert_eq!(world.dispatcher.close_token(id), 0);
+            world.wait(async || (world.dispatcher.close_token(id) == 0).then_some(())).await;
             let again = Agent::with(&world, register("a1", &["default"]), &token).await;
             assert_eq!(again.err().as_deref(), Some("Unauthenticated"));
         },
