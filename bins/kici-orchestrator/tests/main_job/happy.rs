@@ -110,6 +110,6 @@ jobs:
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).into_owned();
-        assert!(!command.starts_with("sleep\0313"), "{command} is left over");
+        assert!(!command.starts_with("sleep\x00313"), "{command} is left over");
     }
 }

@@ -83,6 +83,17 @@ fn clean(program: &Path) -> Command {
     command
 }
 
+fn connect(address: &str, token: Option<&str>) -> Client {
+    Client::new(ClientConfig {
+        url: format!("http://{address}").parse().unwrap(),
+        token: token.map(|token| token.to_owned().into()),
+        timeout: PATIENCE,
+        ca_pem: None,
+        user_agent: "test/0".to_owned(),
+    })
+    .unwrap()
+}
+
 fn log_file(path: &Path) -> Stdio {
     fs::File::options().create(true).append(true).open(path).unwrap().into()
 }
@@ -94,7 +105,7 @@ impl Stack {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("repos")).unwrap();
         let http = reqwest::Client::new();
-        let client = Client::new(ClientConfig::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
+        let client = connect("127.0.0.1:1", None);
         let mut stack = Self { dir, database, address: String::new(), orchestrator: None, client, http };
         stack.start_orchestrator("127.0.0.1:0").await;
         stack
@@ -122,9 +133,7 @@ impl Stack {
         let file = self.data().join("address");
         self.address = until("the orchestrator's address", async || fs::read_to_string(&file).ok()).await;
         let token = fs::read_to_string(self.data().join("bootstrap-token")).unwrap();
-        let mut config = ClientConfig::new(format!("http://{}", self.address).parse().unwrap());
-        config.token = Some(token.trim().to_owned().into());
-        self.client = Client::new(config).unwrap();
+        self.client = connect(&self.address, Some(token.trim()));
         until("readiness", async || self.client.ready().await.ok().filter(|ready| ready.ready)).await;
     }
 

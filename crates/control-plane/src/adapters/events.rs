@@ -30,10 +30,11 @@ impl EventBook {
     async fn source_names(&self, rows: &[model::Delivery]) -> Answer<HashMap<SourceId, model::Source>> {
         let mut names = HashMap::new();
         for row in rows {
-            if !names.contains_key(&row.source_id) {
-                if let Some(source) = self.store.source_by_id(row.source_id).await.map_err(fault::store)? {
-                    names.insert(row.source_id, source);
-                }
+            if names.contains_key(&row.source_id) {
+                continue;
+            }
+            if let Some(source) = self.store.source_by_id(row.source_id).await.map_err(fault::store)? {
+                names.insert(row.source_id, source);
             }
         }
         Ok(names)

@@ -433,14 +433,13 @@ impl Writer {
         let dir = self.dir(key);
         let mut known = BTreeMap::new();
         for (step, name) in step_files(&dir)? {
-            if name.ends_with(".seal") {
-                if let Some(mark) = read_mark(&dir, &step) {
-                    known.insert(step, StepAck { durable: mark.bytes, sealed: true });
-                }
-            } else if !known.contains_key(&step) {
-                let durable = self.segment(key, &step)?.sync()?;
-                known.insert(step, StepAck { durable, sealed: false });
-            }
+            let ack = match read_mark(&dir, &step) {
+                Some(mark) => StepAck { durable: mark.bytes, sealed: true },
+                // A mark that is not whole was never acknowledged; its segment stands beside it.
+                None if name.ends_with(".seal") => continue,
+                None => StepAck { durable: self.segment(key, &step)?.sync()?, sealed: false },
+            };
+            known.insert(step, ack);
         }
         Ok(known)
     }
