@@ -208,7 +208,7 @@ impl World {
             Up::Start(job, epoch) => {
                 let row = &mut self.rows[job];
                 let mine = row.status == Status::Dispatched && row.epoch == epoch && row.agent == Some(agent);
-                let answer = if mine && !row.cancelling || mine && row.started {
+                let answer = if mine && (!row.cancelling || row.started) {
                     row.started = true;
                     row.acked = true;
                     row.ack_deadline = None;
