@@ -1,33 +1,114 @@
 //! What happens between fork and exec. Everything here runs in the child of a fork of a program with threads: only
 //! async-signal-safe calls (signal-safety(7)), no allocation, no locks.
 
+use std::ffi::{CString, OsStr, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
 
 use nix::libc;
 
-/// Becomes a subreaper and forks: the child returns and goes on to exec, this process becomes the keeper and never
-/// returns. `report` gets the pid of the child and later its wait status, 4 bytes each in native order.
-pub(super) fn split(report: RawFd) -> io::Result<()> {
-    // SAFETY: setsid(2), prctl(2), umask(2) and fork(2) take plain numbers. The forked child has one thread; it returns into
-    // std's exec path, which is written for this state.
-    unsafe {
+use super::Spawn;
+
+/// Enough for a few system calls in a row.
+const STACK_BYTES: usize = 64 * 1024;
+
+/// Everything exec needs, laid out before the fork, since nothing may be allocated after it.
+pub(super) struct Image {
+    /// Full paths, tried in order as execvp(3) does.
+    programs: Vec<CString>,
+    /// Addresses of the texts below, ended by 0.
+    argv: Vec<usize>,
+    envp: Vec<usize>,
+    _texts: Vec<CString>,
+    stack: Vec<u8>,
+}
+
+/// What the command's side of the split works with.
+struct Start<'a> {
+    image: &'a Image,
+    error: c_int,
+}
+
+impl Image {
+    pub(super) fn new(spawn: &Spawn) -> io::Result<Self> {
+        let text = |bytes: &[u8]| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+        let program = spawn.program.as_bytes();
+        let path = spawn.env.iter().find(|(name, _)| name == "PATH").map_or(OsStr::new(""), |(_, path)| path);
+        let programs = if program.contains(&b'/') {
+            vec![text(program)?]
+        } else {
+            let dirs = path.as_bytes().split(|b| *b == b':').filter(|dir| !dir.is_empty());
+            dirs.map(|dir| text(&[dir, b"/", program].concat())).collect::<io::Result<_>>()?
+        };
+        let mut texts = vec![text(program)?];
+        for arg in &spawn.args {
+            texts.push(text(arg.as_bytes())?);
+        }
+        let args = texts.len();
+        for (name, value) in &spawn.env {
+            texts.push(text(&[name.as_bytes(), b"=", value.as_bytes()].concat())?);
+        }
+        let addresses = |texts: &[CString]| texts.iter().map(|t| t.as_ptr() as usize).chain([0]).collect();
+        let (argv, envp) = (addresses(&texts[..args]), addresses(&texts[args..]));
+        Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES] })
+    }
+}
+
+/// Becomes a subreaper and starts the command, which shares this memory until it has executed (vfork(2)): a second copy of
+/// the page tables would cost more than all the rest. This process becomes the keeper and returns only when the command
+/// cannot be executed. `report` gets the pid of the command and later its wait status, 4 bytes each in native order.
+pub(super) fn split(report: RawFd, image: &mut Image) -> io::Result<()> {
+    let top = image.stack.as_mut_ptr_range().end;
+    let mut start = Start { image, error: 0 };
+    // SAFETY: setsid(2) and prctl(2) take plain numbers. clone(2) runs `execute` on a stack of its own, aligned down to 16
+    // bytes, inside memory that outlives it, because CLONE_VFORK suspends this process until the other has executed or ended.
+    let child = unsafe {
         libc::setsid();
         if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0 {
             return Err(io::Error::last_os_error());
         }
-        match libc::fork() {
-            -1 => Err(io::Error::last_os_error()),
-            0 => {
-                libc::setsid();
-                libc::umask(0o022);
-                if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                Ok(())
-            }
-            child => keep(child, report),
+        let top = top.sub(top as usize % 16).cast::<c_void>();
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        libc::clone(execute, top, flags, (&raw mut start).cast())
+    };
+    if child < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if start.error != 0 {
+        return Err(io::Error::from_raw_os_error(start.error));
+    }
+    keep(child, report)
+}
+
+/// The side of the command. Returns only when there is nothing to execute, with the reason in `Start::error`.
+extern "C" fn execute(start: *mut c_void) -> c_int {
+    // SAFETY: `split` passes a `Start` that outlives this call. The addresses are those of texts in the image, ended by 0.
+    // All calls are async-signal-safe.
+    unsafe {
+        let start = &mut *start.cast::<Start<'_>>();
+        libc::setsid();
+        libc::umask(0o022);
+        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
+            start.error = *libc::__errno_location();
+            return 127;
         }
+        let argv = start.image.argv.as_ptr().cast::<*const c_char>();
+        let envp = start.image.envp.as_ptr().cast::<*const c_char>();
+        let mut error = libc::ENOENT;
+        for program in &start.image.programs {
+            libc::execve(program.as_ptr(), argv, envp);
+            match *libc::__errno_location() {
+                libc::ENOENT | libc::ENOTDIR => {}
+                other => error = other,
+            }
+            if !matches!(error, libc::ENOENT | libc::EACCES) {
+                break;
+            }
+        }
+        // Written only now: after a successful exec it must still read 0.
+        start.error = error;
+        127
     }
 }
 

@@ -78,19 +78,14 @@ impl Tree {
     /// When the program cannot be executed (not found, not executable, no such directory) or no process can be made.
     pub fn spawn(spawn: &Spawn) -> io::Result<(Self, Pipes)> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+        let mut image = keeper::Image::new(spawn)?;
+        // The program is executed by the keeper's side, not by std.
         let mut command = std::process::Command::new(&spawn.program);
-        command
-            .args(&spawn.args)
-            .env_clear()
-            .envs(spawn.env.iter().map(|(k, v)| (k, v)))
-            .current_dir(&spawn.cwd)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.env_clear().current_dir(&spawn.cwd).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let report = write.as_raw_fd();
         // SAFETY: `split` runs in the forked child before exec and makes only async-signal-safe calls; `report` is open
         // there, because `write` lives until after the spawn.
-        unsafe { command.pre_exec(move || keeper::split(report)) };
+        unsafe { command.pre_exec(move || keeper::split(report, &mut image)) };
         let mut keeper = tokio::process::Command::from(command).spawn()?;
         drop(write);
         let command = read_pid(&read)?;
@@ -140,6 +135,10 @@ impl Tree {
     /// Ends every process of the tree with SIGKILL and waits until none is left. Returns how many it ended.
     pub async fn kill(&mut self) -> u32 {
         let mut killed = 0;
+        // A keeper that has nothing left is about to end by itself: no search is needed then.
+        if self.exit.is_some() && tokio::time::timeout(SWEEP, self.keeper.wait()).await.is_ok() {
+            return 0;
+        }
         for sweep in 0..MAX_SWEEPS {
             if let Ok(Some(_)) = self.keeper.try_wait() {
                 break;
