@@ -40,7 +40,7 @@ jobs:
 async fn end_to_end(database: Option<String>) {
     let stack = Stack::start(database).await;
     let token = stack.agent_token().await;
-    let _agent = stack.start_agent("a1", token.token.expose(), &[("KICI_MAX_CONCURRENCY", "2")]).await;
+    let _agent = stack.start_agent("a1", token.token.expose(), &[("KICI_AGENT_MAX_CONCURRENCY", "2")]).await;
     let repository = stack.repository("app", &[(".kici/workflows/ci.yaml", WORKFLOW)]).await;
 
     let run = stack.push_one(&repository, "app").await;

@@ -238,10 +238,11 @@ impl Stack {
         let mut follow = self.client.follow(run, request);
         let mut lines = Vec::new();
         while let Some(event) = follow.next().await {
-            if let FollowEvent::Lines { step, lines: more, .. } = event.unwrap() {
-                if step.starts_with("step-") {
+            match event.unwrap() {
+                FollowEvent::Lines { step, lines: more, .. } if step.starts_with("step-") => {
                     lines.extend(more.into_iter().map(|line| line.text));
                 }
+                _ => {}
             }
         }
         lines

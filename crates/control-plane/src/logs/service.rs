@@ -27,7 +27,7 @@ impl From<LogError> for Status {
     fn from(error: LogError) -> Self {
         match &error {
             // The agent comes back and resumes from what was acknowledged.
-            LogError::Gap { .. } => Self::aborted(error.to_string()),
+            LogError::Gap { .. } => Self::out_of_range(error.to_string()),
             LogError::Full => Self::resource_exhausted(error.to_string()),
             LogError::Io(_) | LogError::Closed => Self::unavailable(error.to_string()),
         }

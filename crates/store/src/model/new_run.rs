@@ -37,7 +37,7 @@ pub struct NewRun {
     pub lock_digest: String,
     /// JSON of `kici_engine::lock::Workflow`; may be empty when the document is known to be stored.
     pub lock_json: Vec<u8>,
-    /// The event, without its payload.
+    /// The event; with its payload only where an expression may look at it.
     pub event: Event,
     /// Type of the trigger that matched.
     pub trigger_kind: String,

@@ -46,7 +46,7 @@ pub struct Run {
     pub run_name: String,
     /// Digest of the lock document.
     pub lock_digest: String,
-    /// The event, without its payload.
+    /// The event; with its payload only where an expression may look at it.
     pub event: Event,
     /// Type of the trigger that matched.
     pub trigger_kind: String,

@@ -140,8 +140,6 @@ pub(crate) async fn create(
 }
 
 fn new_run(ctx: &Ctx, new: &NewRun) -> Run {
-    let mut event = new.event.clone();
-    event.payload = serde_json::Value::Null;
     Run {
         id: new.id,
         org: new.org.clone(),
@@ -154,7 +152,7 @@ fn new_run(ctx: &Ctx, new: &NewRun) -> Run {
         workflow_name: new.workflow_name.clone(),
         run_name: clean(&new.run_name),
         lock_digest: new.lock_digest.clone(),
-        event,
+        event: new.event.clone(),
         trigger_kind: new.trigger_kind.clone(),
         status: RunStatus::Pending,
         failure_reason: None,
