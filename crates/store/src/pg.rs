@@ -177,9 +177,15 @@ impl Postgres {
         Ok(Self { address, shared, pool, lanes: std::sync::Mutex::new(lanes), tasks, stop })
     }
 
-    /// The harness blocks its thread: the runtime must have several.
+    /// The harness blocks its thread: the runtime must have several, and whatever shares the caller's task must not wait
+    /// for it, hence a task of its own.
     pub(crate) async fn migrate(&self) -> Result<Vec<String>, StoreError> {
-        let mut conn = self.address.connect().await?;
+        let task = self.tasks.spawn(Self::migrate_over(self.address.clone()));
+        task.await.map_err(|error| StoreError::Unavailable(error.to_string()))?
+    }
+
+    async fn migrate_over(address: Address) -> Result<Vec<String>, StoreError> {
+        let mut conn = address.connect().await?;
         conn.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
         diesel::sql_query("SELECT pg_advisory_lock($1)")
             .bind::<diesel::sql_types::BigInt, _>(MIGRATION_LOCK)

@@ -108,7 +108,12 @@ impl Fake {
         }
         drop(world);
         let routing_key = "local:demo".to_owned();
-        self.live.publish(Change::Run { run_id: run, routing_key: Some(routing_key), status: run_status, created: false });
+        self.live.publish(Change::Run {
+            run_id: run,
+            routing_key: Some(routing_key),
+            status: run_status,
+            created: false,
+        });
     }
 }
 

@@ -220,11 +220,13 @@ impl AgentTokens for AgentTokenBook {
     }
 
     async fn revoke(&self, _caller: &Caller, id: TokenId) -> Answer<TokenRevoked> {
+        // Counted before: the wake-up that the revocation causes may close the sessions before this call does.
+        let sessions = self.dispatcher.agents().iter().filter(|agent| agent.token_id == Some(id)).count();
+        let sessions_closed = u32::try_from(sessions).unwrap_or(u32::MAX);
         if !self.tokens.store.agent_token_revoke(id).await.map_err(fault::store)? {
             return Err(Problem::not_found(format!("agent token {id}, or it is revoked already: it")));
         }
-        let closed = self.dispatcher.close_token(id);
-        let sessions_closed = u32::try_from(closed).unwrap_or(u32::MAX);
+        self.dispatcher.close_token(id);
         Ok(TokenRevoked { revoked: true, sessions_closed, peers_notified: 0 })
     }
 }

@@ -47,7 +47,7 @@ impl Plan {
             commit_message: Some("Grüße \u{0} \u{1F980}".to_owned()),
             inputs: BTreeMap::new(),
             requested_workflow: None,
-            payload: serde_json::json!({ "dropped": true }),
+            payload: serde_json::json!({ "kept": true }),
             chain_depth: 0,
         };
         let run = NewRun {

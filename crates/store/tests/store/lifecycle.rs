@@ -22,7 +22,7 @@ async fn a_chain_of_jobs_runs_to_its_end_with_outputs_handed_on() {
 
         let build = start(&t, "a1").await;
         assert_eq!((build.job_ref.epoch, build.job.status), (1, JobStatus::Queued));
-        assert_eq!(build.run.event.payload, serde_json::Value::Null);
+        assert_eq!(build.run.event.payload, serde_json::json!({ "kept": true }));
         assert_eq!(build.run.event.commit_message.as_deref(), Some("Grüße \u{0} \u{1F980}"));
         assert_eq!(t.store.run_get(created.run_id).await.unwrap().unwrap().status, RunStatus::Running);
         t.clock.advance(Duration::from_micros(1_234_567));
