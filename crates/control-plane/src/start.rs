@@ -12,7 +12,7 @@ use kici_dispatch::Dispatcher;
 use kici_dispatch::config::DispatchConfig;
 use kici_engine::ids::{IdSource, InstanceId};
 use kici_engine::time::Clock;
-use kici_events::{Inbox, Planner, PlannerConfig, SourceBook, Worker, WorkerConfig};
+use kici_events::{GapRepair, Inbox, Planner, PlannerConfig, SourceBook, Worker, WorkerConfig};
 use kici_forge::Forges;
 use kici_secrets::Sealer;
 use kici_store::model::{Instance, NewAdminToken, Role};
@@ -385,6 +385,7 @@ impl Build<'_> {
                 max_attempts: config.ingest.max_attempts,
             },
         );
+        let gaps = GapRepair::new(store.clone(), sources.clone(), clock.clone());
         let payloads = Payloads { store: store.clone(), blobs: blobs.clone() };
         let root = data.sub("logs")?;
         let reader = LogReader::new(root.clone(), blobs.clone());
@@ -442,6 +443,9 @@ impl Build<'_> {
             sealer: LogSealer::new(root, logs.clone(), store, blobs, clock),
             instance: identity,
             event_log: config.event_log.clone(),
+            gaps,
+            metrics: around.metrics.clone(),
+            leads: AtomicBool::new(false),
         });
         Ok(Parts { inbox, worker, work, ports, background, node })
     }

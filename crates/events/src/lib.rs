@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod compiled;
+mod gaps;
 mod inbox;
 mod manual;
 mod planner;
@@ -17,8 +18,12 @@ mod sources;
 mod trace;
 mod worker;
 
+pub use gaps::GapRepair;
 pub use inbox::{Accepted, Call, Inbox, Refusal, Route};
 pub use manual::{Manual, ManualError};
 pub use planner::{Planner, PlannerConfig, Retry, Work};
 pub use sources::{OpenSource, SourceBook, SourceError, typed};
 pub use worker::{QUEUE, RunsCreated, Worker, WorkerConfig};
+
+/// The one organisation that exists; leaving it out means it.
+pub const DEFAULT_ORG: &str = "default";

@@ -20,5 +20,4 @@ pub(crate) use sources::SourceShelf;
 pub(crate) use system::Node;
 pub(crate) use tokens::{AgentTokenBook, Tokens};
 
-/// The one organisation that exists; leaving it out means it.
-pub(crate) const DEFAULT_ORG: &str = "default";
+pub(crate) use kici_events::DEFAULT_ORG;

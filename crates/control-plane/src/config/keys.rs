@@ -213,8 +213,6 @@ pub const KEYS: &[Key] = &[
         Some("2"),
         "Missed reports after which a job counts as stale.",
     ),
-    key("retention.logs_days", Kind::Number(0, 36_500), Some("90"), "Logs older than this are removed; 0 keeps them."),
-    key("retention.runs_days", Kind::Number(0, 36_500), Some("365"), "Runs older than this are removed; 0 keeps them."),
     key("log.level", Kind::Text, Some("info"), "Filter of the program's own log, as in `info,kici_dispatch=debug`."),
     key(
         "log.format",

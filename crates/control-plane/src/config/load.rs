@@ -336,23 +336,23 @@ mod tests {
 
     #[test]
     fn a_variable_wins_over_the_file_and_the_file_over_the_default() {
-        let file = "[queue]\nmax_depth = 500\n";
-        assert_eq!(Config::load(&layers(&[], None)).unwrap().dispatch.max_depth, 1000);
-        assert_eq!(Config::load(&layers(&[], Some(file))).unwrap().dispatch.max_depth, 500);
-        let both = layers(&[("KICI_QUEUE_MAX_DEPTH", "2000")], Some(file));
-        assert_eq!(Config::load(&both).unwrap().dispatch.max_depth, 2000);
+        let file = "[ingest]\nworkers = 50\n";
+        assert_eq!(Config::load(&layers(&[], None)).unwrap().ingest.workers, 16);
+        assert_eq!(Config::load(&layers(&[], Some(file))).unwrap().ingest.workers, 50);
+        let both = layers(&[("KICI_INGEST_WORKERS", "200")], Some(file));
+        assert_eq!(Config::load(&both).unwrap().ingest.workers, 200);
     }
 
     #[test]
     fn a_mistyped_variable_is_refused_with_the_right_name() {
-        let found = problems(&layers(&[("KICI_QUEUE_MAX_DETPH", "1")], None));
+        let found = problems(&layers(&[("KICI_QUEUE_MAX_ATEMPTS", "1")], None));
         assert_eq!(
             found,
             [
-                "KICI_QUEUE_MAX_DETPH: unknown variable; did you mean `KICI_QUEUE_MAX_DEPTH`?; KICI_DEV=true lets it pass"
+                "KICI_QUEUE_MAX_ATEMPTS: unknown variable; did you mean `KICI_QUEUE_MAX_ATTEMPTS`?; KICI_DEV=true lets it pass"
             ]
         );
-        assert!(Config::load(&layers(&[("KICI_QUEUE_MAX_DETPH", "1"), ("KICI_DEV", "true")], None)).is_ok());
+        assert!(Config::load(&layers(&[("KICI_QUEUE_MAX_ATEMPTS", "1"), ("KICI_DEV", "true")], None)).is_ok());
         assert!(Config::load(&layers(&[("KICI_RUN_ID", "x"), ("KICI_ADMIN_URL", "y")], None)).is_ok());
     }
 

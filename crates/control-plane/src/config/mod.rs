@@ -39,10 +39,6 @@ pub struct Config {
     pub workflow_cache_entries: usize,
     /// `agent.*`, `queue.*` and `stale.*`.
     pub dispatch: DispatchKeys,
-    /// `retention.logs_days`; none keeps them.
-    pub logs_retention: Option<Duration>,
-    /// `retention.runs_days`; none keeps them.
-    pub runs_retention: Option<Duration>,
     /// `log.level`.
     pub log_level: String,
     /// `log.format`.
@@ -84,10 +80,6 @@ pub struct IngestConfig {
 pub struct EventLogConfig {
     /// Largest body that is kept, in bytes.
     pub max_payload_bytes: usize,
-    /// How long bodies are kept; none is for ever.
-    pub payload: Option<Duration>,
-    /// How long rows are kept; none is for ever.
-    pub rows: Option<Duration>,
 }
 
 /// `agent.*`, `queue.*` and `stale.*`: what dispatching is tuned by.
@@ -99,8 +91,6 @@ pub struct DispatchKeys {
     pub recovery_window: Duration,
     /// `agent.ownership_check_timeout_ms`.
     pub ownership_check_timeout: Duration,
-    /// `queue.max_depth`.
-    pub max_depth: u64,
     /// `queue.timeout_ms`; none waits for ever.
     pub queue_timeout: Option<Duration>,
     /// `queue.max_attempts`.
@@ -123,11 +113,6 @@ pub struct ConfigError {
 
 fn plural(count: usize) -> String {
     if count == 1 { "1 problem".to_owned() } else { format!("{count} problems") }
-}
-
-/// Seconds of `days`; 0 means no limit.
-fn days(count: u64) -> Option<Duration> {
-    (count > 0).then(|| Duration::from_secs(count * 86_400))
 }
 
 /// A duration of `ms`; 0 means no limit.
@@ -162,25 +147,18 @@ impl Config {
                 claim_timeout: values.millis("ingest.claim_timeout_ms"),
                 max_attempts: values.small("ingest.max_attempts"),
             },
-            event_log: EventLogConfig {
-                max_payload_bytes: values.size("event_log.max_payload_bytes"),
-                payload: days(values.number("event_log.payload_days")),
-                rows: days(values.number("event_log.row_days")),
-            },
+            event_log: EventLogConfig { max_payload_bytes: values.size("event_log.max_payload_bytes") },
             workflow_cache_entries: values.size("lockfile_cache.max"),
             dispatch: DispatchKeys {
                 ack_timeout: values.millis("agent.dispatch_ack_timeout_ms"),
                 recovery_window: values.millis("agent.recovery_window_ms"),
                 ownership_check_timeout: values.millis("agent.ownership_check_timeout_ms"),
-                max_depth: values.number("queue.max_depth"),
                 queue_timeout: limit(values.number("queue.timeout_ms")),
                 max_attempts: values.small("queue.max_attempts"),
                 unroutable_grace: limit(values.number("queue.unroutable_grace_ms")),
                 job_heartbeat: values.millis("stale.job_heartbeat_ms"),
                 stale_multiplier: values.small("stale.threshold_multiplier"),
             },
-            logs_retention: days(values.number("retention.logs_days")),
-            runs_retention: days(values.number("retention.runs_days")),
             log_level: values.text("log.level"),
             log_format: values.text("log.format"),
             shutdown_grace: values.millis("shutdown.grace_ms"),

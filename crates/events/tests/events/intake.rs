@@ -1,0 +1,83 @@
+//! What is stored, and what is not.
+
+use std::sync::Arc;
+
+use kici_events::Refusal;
+use kici_forge::Headers;
+use kici_store::model::{DeliveryFilter, DeliveryOutcome, DeliveryStatus, Page};
+use kici_store::testing::TestStore;
+
+use crate::world::{World, activate, call, private_key, push};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_delivery_posted_50_times_at_once_is_one_row_and_one_run() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        world.repository(&[(".kici/workflows/a.yaml", "on: push\njobs: { a: { runs_on: default, run: x } }\n")]);
+        let calls = (0..50).map(|_| {
+            let inbox = Arc::clone(&world.inbox);
+            async move { inbox.accept(call("push", "same", &push())).await.unwrap() }
+        });
+        let answers = futures::future::join_all(calls).await;
+        assert_eq!(answers.iter().filter(|accepted| accepted.duplicate).count(), 49);
+        assert!(answers.iter().all(|accepted| accepted.id == answers[0].id));
+        let (_, processed) = world.settle().await;
+        assert_eq!(processed.runs.len(), 1);
+        assert!(world.work.try_recv().is_err());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processing_a_delivery_twice_makes_one_run() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        world.repository(&[(".kici/workflows/a.yaml", "on: push\njobs: { a: { runs_on: default, run: x } }\n")]);
+        world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        let (work, source) = world.work.recv().await.unwrap();
+        // As after a crash between deciding and writing: both attempts decide, each with run ids of its own.
+        let one = world.planner.process(&work, &source).await.unwrap();
+        let two = world.planner.process(&work, &source).await.unwrap();
+        let first = world.test.store.delivery_process(one, activate()).await.unwrap();
+        let second = world.test.store.delivery_process(two, activate()).await.unwrap();
+        assert!(first.applied && first.runs[0].created);
+        assert!(!second.applied || !second.runs[0].created);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_signature_stores_nothing_and_does_not_use_up_the_id() {
+    TestStore::each(|test| async move {
+        let world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let good = call("push", "d1", &push());
+        let mut bad = good.clone();
+        bad.headers = Headers::from_iter([
+            ("x-github-event", "push".to_owned()),
+            ("x-github-delivery", "d1".to_owned()),
+            ("x-hub-signature-256", format!("sha256={}", "0".repeat(64))),
+        ]);
+        assert!(matches!(world.inbox.accept(bad).await, Err(Refusal::BadSignature)));
+        let listed = world.test.store.delivery_list(DeliveryFilter::default(), Page::default()).await.unwrap();
+        assert!(listed.items.is_empty());
+        assert!(!world.inbox.accept(good).await.unwrap().duplicate);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redelivery_of_a_failed_delivery_is_taken_again() {
+    TestStore::each(|test| async move {
+        let world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let first = world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        let failed = DeliveryOutcome { status: DeliveryStatus::Failed, error: Some("x".to_owned()), note: None };
+        assert!(world.test.store.delivery_finish(first.id, failed).await.unwrap());
+        let again = world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        assert_eq!((again.id, again.duplicate), (first.id, false));
+    })
+    .await;
+}

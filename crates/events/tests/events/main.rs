@@ -1,0 +1,6 @@
+//! From a call at the door to rows in the database, on both databases, against a fake forge.
+
+mod github;
+mod hooks;
+mod intake;
+mod world;

@@ -1,0 +1,171 @@
+//! An inbox and a planner over a store and a fake GitHub.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kici_engine::ids::SourceId;
+use kici_engine::time::Clock;
+use kici_events::ports::{Repositories, Unseal};
+use kici_events::{Call, Inbox, OpenSource, Planner, PlannerConfig, Route, SourceBook, Work};
+use kici_forge::testing::{FakeGithub, FakeRepo, PRIVATE_KEY};
+use kici_forge::verify::sign;
+use kici_forge::{Forge, ForgeError, Forges, Headers, Source, SourceSecrets};
+use kici_store::model::{Activate, Activation, Delivery, NewSource, Processed, QueueEntry, ReadyJob, SourceKind};
+use kici_store::testing::{TestIds, TestStore, instance};
+use secrecy::SecretString;
+use serde_json::{Value as Json, json};
+use tokio::sync::mpsc;
+
+pub const SECRET: &str = "a secret for tests";
+pub const SHA: &str = "1111111111111111111111111111111111111111";
+
+/// Secrets lie in clear: sealing is another crate's.
+struct Clear;
+
+impl Unseal for Clear {
+    fn source_secrets(&self, source: &kici_store::model::Source) -> Result<SourceSecrets, String> {
+        let Some(text) = &source.sealed_secrets else { return Ok(SourceSecrets::default()) };
+        SourceSecrets::from_unsealed(&SecretString::from(text.clone())).map_err(|error| error.to_string())
+    }
+}
+
+struct AllForges(Forges);
+
+impl Repositories for AllForges {
+    fn of(&self, source: &Source, secrets: &SourceSecrets) -> Result<Arc<dyn Forge>, ForgeError> {
+        self.0.get(source, || Ok(secrets.clone()))
+    }
+}
+
+/// Every job whose needs are met goes to the queue.
+struct Queue;
+
+impl Activate for Queue {
+    fn activate(&self, _: &ReadyJob) -> Activation {
+        let selector = serde_json::from_value(json!({"labels": [{"kind": "exact", "value": "default"}]})).unwrap();
+        Activation::Enqueue(QueueEntry { selector, requires_machine_id: None, expires_at: None, priority: 0 })
+    }
+}
+
+pub fn activate() -> Arc<dyn Activate> {
+    Arc::new(Queue)
+}
+
+pub struct World {
+    pub test: TestStore,
+    pub github: FakeGithub,
+    pub sources: SourceBook,
+    pub planner: Planner,
+    pub inbox: Arc<Inbox>,
+    pub work: mpsc::Receiver<(Work, Arc<OpenSource>)>,
+}
+
+impl World {
+    pub async fn new(test: TestStore) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let clock: Arc<dyn Clock> = test.clock.clone();
+        let github = FakeGithub::start(clock.clone()).await.unwrap();
+        let forges = Forges::new(reqwest::Client::new(), clock.clone(), Vec::new());
+        let sources = SourceBook::new(Arc::new(Clear), Arc::new(AllForges(forges)));
+        let config = PlannerConfig { queue_timeout: None, cache_entries: 10, machine_id: "m".to_owned() };
+        let planner = Planner::new(test.store.clone(), sources.clone(), clock.clone(), Arc::new(TestIds), config);
+        let (sender, work) = mpsc::channel(100);
+        let inbox = Inbox::new(test.store.clone(), sources.clone(), instance("node-1"), clock, 100, sender);
+        Self { test, github, sources, planner, inbox: Arc::new(inbox), work }
+    }
+
+    /// A source named `gh` for the App 7.
+    pub async fn github_source(&self, key: Option<&str>) {
+        let secrets = SourceSecrets {
+            webhook: vec![SecretString::from(SECRET)],
+            private_key: key.map(|key| SecretString::from(key.to_owned())),
+        };
+        let config = json!({"app_id": 7, "base_url": self.github.base_url()});
+        self.source("gh", SourceKind::Github, "github:7".to_owned(), config, Some(secrets)).await;
+    }
+
+    pub async fn generic_source(&self, name: &str, id: SourceId) {
+        let config = json!({"verification": {"type": "hmac", "header": "x-hub-signature-256"}});
+        let secrets = SourceSecrets { webhook: vec![SecretString::from(SECRET)], private_key: None };
+        let key = format!("generic:default:{}", id.uuid());
+        self.source(name, SourceKind::Generic, key, config, Some(secrets)).await;
+    }
+
+    async fn source(
+        &self,
+        name: &str,
+        kind: SourceKind,
+        routing_key: String,
+        config: Json,
+        secrets: Option<SourceSecrets>,
+    ) {
+        use secrecy::ExposeSecret as _;
+        let id = SourceId::mint(&TestIds);
+        let new = NewSource {
+            id,
+            org: "default".to_owned(),
+            name: name.to_owned(),
+            kind,
+            routing_key,
+            config,
+            sealed_secrets: secrets.map(|secrets| secrets.to_sealable().expose_secret().to_owned()),
+            enabled: true,
+        };
+        self.test.store.source_create(new).await.unwrap();
+    }
+
+    /// A repository `acme/app` of the fake with these files at [`SHA`], the head of `main`.
+    pub fn repository(&self, files: &[(&str, &str)]) {
+        let files: BTreeMap<String, Vec<u8>> =
+            files.iter().map(|(path, text)| ((*path).to_owned(), text.as_bytes().to_vec())).collect();
+        let repo = FakeRepo {
+            installation: Some(1),
+            default_branch: "main".to_owned(),
+            branches: [("main".to_owned(), SHA.to_owned())].into(),
+            commits: [(SHA.to_owned(), files)].into(),
+            ..FakeRepo::default()
+        };
+        self.github.state().repos.insert("acme/app".to_owned(), repo);
+    }
+
+    /// Takes the next accepted delivery, decides and writes it.
+    pub async fn settle(&mut self) -> (Delivery, Processed) {
+        let (work, source) = self.work.recv().await.unwrap();
+        let done = self.planner.process(&work, &source).await.unwrap();
+        let processed = self.test.store.delivery_process(done, activate()).await.unwrap();
+        (self.test.store.delivery_get(work.id).await.unwrap().unwrap(), processed)
+    }
+}
+
+/// A signed call of the App 7.
+pub fn call(event: &str, id: &str, body: &Json) -> Call {
+    let body = serde_json::to_vec(body).unwrap();
+    Call {
+        route: Route::Github { app: 7 },
+        headers: Headers::from_iter([
+            ("x-github-event", event.to_owned()),
+            ("x-github-delivery", id.to_owned()),
+            ("content-type", "application/json".to_owned()),
+            ("x-hub-signature-256", sign(&SecretString::from(SECRET), &body)),
+        ]),
+        remote: None,
+        body: body.into(),
+        request_id: "r".to_owned(),
+    }
+}
+
+/// A push of `main` in `acme/app`.
+pub fn push() -> Json {
+    json!({
+        "ref": "refs/heads/main",
+        "before": "2".repeat(40),
+        "after": SHA,
+        "repository": {"full_name": "acme/app", "default_branch": "main"},
+        "sender": {"login": "alice", "id": 1},
+        "head_commit": {"message": "change"},
+    })
+}
+
+pub fn private_key() -> Option<&'static str> {
+    Some(PRIVATE_KEY)
+}
