@@ -4,6 +4,7 @@
 //! only. When the agent has sealed a step, the segment is compressed into the object store and removed; until then the
 //! segment is the truth, so a crash at any point loses nothing.
 
+mod marks;
 mod reader;
 mod sealer;
 mod segment;

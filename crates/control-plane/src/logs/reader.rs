@@ -11,8 +11,8 @@ use kici_engine::ids::RunId;
 use kici_engine::time::Ts;
 use kici_store::model::{LogState, Step};
 
+use super::marks::{delivery_dir, read_mark};
 use super::segment::{read_lines, segment_path};
-use super::writer::{delivery_dir, read_mark};
 use super::{LogKey, StepFile};
 
 /// Bytes that one range reads at most.

@@ -17,9 +17,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::marks::{SealMark, delivery_dir, read_mark, step_files, write_mark};
 use super::reader::object_key;
 use super::segment::segment_path;
-use super::writer::{SealMark, delivery_dir, read_mark, step_files, write_mark};
 use super::{LogAppender, LogKey};
 
 /// How long after the end of a job its agent may still bring the rest of the log.

@@ -12,7 +12,8 @@ use tokio_stream::{Stream, StreamExt as _};
 use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use super::writer::{LogStream, SealMark};
+use super::marks::SealMark;
+use super::writer::LogStream;
 use super::{LogAppender, LogError, LogKey, StepAck, StepFile};
 
 /// Largest `LogData.data`. Agents send less; a larger one is an error of theirs, not a reason to buffer it.

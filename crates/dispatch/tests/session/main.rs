@@ -1,0 +1,17 @@
+//! Sessions of agents against a dispatcher over a real store: the acceptance list of dispatch, by number.
+
+mod ending;
+mod handover;
+mod registration;
+mod support;
+
+use kici_protocol::agent::FrameNack;
+use kici_protocol::agent::orchestrator_frame::Frame as Down;
+use support::Agent;
+
+async fn nack(agent: &mut Agent) -> FrameNack {
+    match agent.next().await {
+        Down::FrameNack(nack) => nack,
+        other => panic!("a refusal was due, not {other:?}"),
+    }
+}

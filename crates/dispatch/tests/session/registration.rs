@@ -1,0 +1,131 @@
+//! Who may register, with which labels, and how that ends.
+
+use crate::support::*;
+use kici_dispatch::AgentAuth;
+use kici_engine::state::QueueStatus;
+use kici_protocol::agent::agent_frame::Frame as Up;
+use kici_protocol::agent::orchestrator_frame::Frame as Down;
+use kici_protocol::agent::*;
+use kici_store::model::{AgentType, NewAgentToken, TokenKind};
+use sha2::{Digest, Sha256};
+
+pub async fn new_token(world: &World, change: impl FnOnce(&mut NewAgentToken)) -> String {
+    let token = format!("kici_agent_{}", world.ids.uuid());
+    let mut new = NewAgentToken {
+        token_hash: hex(&Sha256::digest(token.as_bytes())),
+        token_prefix: "01900000".into(),
+        label: None,
+        labels: None,
+        mandatory_labels: None,
+        agent_type: AgentType::Static,
+        kind: TokenKind::Static,
+        bound_agent_id: None,
+        created_by: "test".into(),
+        expires_at: None,
+    };
+    change(&mut new);
+    world.store.agent_token_create(new).await.unwrap();
+    token
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_13_a_token_covers_its_labels_its_agent_and_its_host() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            let scoped = new_token(&world, |token| token.labels = Some(vec!["default".into()])).await;
+            let other = new_token(&world, |_| {}).await;
+            let refused = |result: Result<Agent, String>| result.err();
+            let with = |register: Register, token: String| {
+                let world = &world;
+                async move { Agent::with(world, register, &token).await }
+            };
+            let extra = register("a1", &["default", "gpu"]);
+            assert_eq!(refused(with(extra, scoped.clone()).await).as_deref(), Some("UNAUTHORIZED"));
+            let own = register("a1", &["default", "kici:os:windows", "kici:host:production"]);
+            let mut agent = with(own, scoped.clone()).await.unwrap();
+            assert!(agent.ack.labels.contains(&"kici:os:linux".to_owned()));
+            assert!(agent.ack.labels.contains(&"kici:host:host-a1".to_owned()));
+            assert!(!agent.ack.labels.iter().any(|label| label == "kici:host:production"));
+            // The name, and the host, are taken by another token.
+            assert_eq!(refused(with(register("a1", &[]), other.clone()).await).as_deref(), Some("UNAUTHORIZED"));
+            let foreign = Register { hostname: "HOST-A1".into(), ..register("a2", &[]) };
+            assert_eq!(refused(with(foreign, other.clone()).await).as_deref(), Some("UNAUTHORIZED"));
+            // The same gates on the same session.
+            agent.send(Up::Register(register("a1", &["default", "gpu"]))).await;
+            assert_eq!(agent.goodbye().await, "UNAUTHORIZED");
+            assert_eq!(
+                refused(with(register("a3", &[]), "kici_agent_unknown".into()).await).as_deref(),
+                Some("Unauthenticated")
+            );
+            assert_eq!(refused(with(register("a3", &[]), String::new()).await).as_deref(), Some("Unauthenticated"));
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_14_a_bootstrap_token_lets_one_of_two_in() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            let token = new_token(&world, |token| token.kind = TokenKind::Bootstrap).await;
+            let (one, two) = tokio::join!(
+                Agent::with(&world, register("a1", &["default"]), &token),
+                Agent::with(&world, register("a2", &["default"]), &token)
+            );
+            assert_eq!(u8::from(one.is_ok()) + u8::from(two.is_ok()), 1);
+            assert!(Agent::with(&world, register("a3", &["default"]), &token).await.is_err());
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_15_a_revoked_token_ends_its_sessions_at_once_and_by_the_sweep() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            let token = new_token(&world, |_| {}).await;
+            let mut agent = Agent::with(&world, register("a1", &["default"]), &token).await.unwrap();
+            let id = world.store.agent_token_list().await.unwrap()[0].id;
+            world.store.agent_token_revoke(id).await.unwrap();
+            assert_eq!(agent.goodbye().await, "AUTH_REVOKED");
+            world.wait(async || (world.dispatcher.close_token(id) == 0).then_some(())).await;
+            let again = Agent::with(&world, register("a1", &["default"]), &token).await;
+            assert_eq!(again.err().as_deref(), Some("Unauthenticated"));
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_16_a_gated_agent_takes_only_jobs_that_name_its_label() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            let gated = new_token(&world, |token| token.mandatory_labels = Some(vec!["gpu".into()])).await;
+            let mut agent = Agent::with(&world, register("a1", &["default", "gpu"]), &gated).await.unwrap();
+            let (_, plain) = world.create(&[job("build")]).await;
+            // Again on the same session: the gate stays.
+            agent.send(Up::Register(register("a1", &["default", "gpu"]))).await;
+            assert!(matches!(agent.next().await, Down::RegisterAck(_)));
+            let (_, gpu) = world.create(&[JobDef { label: "gpu", ..job("train") }]).await;
+            let offered = agent.offer().await.job.unwrap();
+            assert_eq!(job_ref(&offered).job_id, gpu[0]);
+            assert!(agent.begin(&offered).await);
+            let done = agent.update(&offered, "success", "").await;
+            agent.settled(done).await;
+            assert!(agent.quiet().await);
+            let row = world.row(plain[0]).await;
+            assert_eq!((row.status, row.dispatch_epoch), (QueueStatus::Pending, 0));
+            let why = world.wait(async || world.job(plain[0]).await.routing_reason).await;
+            assert!(why.contains("gpu"), "{why}");
+        },
+    )
+    .await;
+}
