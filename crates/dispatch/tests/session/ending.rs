@@ -10,7 +10,6 @@ use kici_protocol::agent::agent_frame::Frame as Up;
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
 use kici_protocol::agent::*;
 use kici_protocol::common;
-use sha2::Digest;
 
 use crate::nack;
 

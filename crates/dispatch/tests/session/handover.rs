@@ -10,7 +10,6 @@ use kici_engine::state::{FailureReason, JobStatus, QueueStatus, RunStatus};
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
 use kici_protocol::agent::*;
 use kici_store::model::TokenKind;
-use sha2::Digest;
 
 use crate::nack;
 
