@@ -306,9 +306,11 @@ impl Dispatcher {
 
     /// Stops to give out jobs for a reason that operators see (a full disk), or goes on.
     pub fn stop_claims(&self, why: Option<String>) {
-        let resumed = why.is_none();
-        *self.claims_stopped.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = why;
-        if resumed {
+        let go_on = why.is_none();
+        let before =
+            std::mem::replace(&mut *self.claims_stopped.lock().unwrap_or_else(std::sync::PoisonError::into_inner), why);
+        // Said every second; only a change is worth a look at the queue.
+        if go_on && before.is_some() {
             self.wake();
         }
     }
