@@ -69,7 +69,7 @@ async fn look(stack: &Stack, agent: &Process, name: &str) -> (RunId, Vec<u64>) {
 
 #[tokio::test]
 async fn a_repository_with_20000_files_is_checked_out_whole() {
-    let stack = Stack::start(None).await;
+    let mut stack = Stack::unstarted(None);
     import(&stack.dir.path().join("repos/many"), |out| {
         commit(out, 1);
         file(out, ".kici/workflows/w.yaml", &[WORKFLOW.as_bytes()]);
@@ -77,6 +77,7 @@ async fn a_repository_with_20000_files_is_checked_out_whole() {
             file(out, &format!("d{}/d{}/f{n}", n % 20, n % 400), &[format!("file {n}\n").as_bytes()]);
         }
     });
+    stack.start_orchestrator("127.0.0.1:0").await;
     let token = stack.agent_token().await;
     let agent = stack.start_agent("a1", token.token.expose(), &[]).await;
     let (_, said) = look(&stack, &agent, "many").await;
@@ -86,7 +87,7 @@ async fn a_repository_with_20000_files_is_checked_out_whole() {
 #[tokio::test]
 async fn of_a_history_of_1_gib_only_the_commit_itself_is_fetched() {
     const BLOB: usize = 16 << 20;
-    let stack = Stack::start(None).await;
+    let mut stack = Stack::unstarted(None);
     import(&stack.dir.path().join("repos/deep"), |out| {
         let mut state = 88_172_645_463_325_252_u64;
         let mut noise = vec![0_u8; BLOB];
@@ -105,6 +106,7 @@ async fn of_a_history_of_1_gib_only_the_commit_itself_is_fetched() {
             file(out, "noise", &[format!("{n:08}").as_bytes(), &noise]);
         }
     });
+    stack.start_orchestrator("127.0.0.1:0").await;
     let size = clean(Path::new("du")).arg("-sm").arg(stack.dir.path().join("repos/deep")).output().unwrap();
     let size = String::from_utf8(size.stdout).unwrap();
     assert!(size.split('\t').next().unwrap().parse::<u64>().unwrap() >= 1024, "{size}");

@@ -27,8 +27,6 @@ async fn a_revoked_token_of_an_operator_is_401_at_once() {
     stack.client.revoke_admin_token(made.id).await.unwrap();
     assert_eq!(status(client.sources().await), 401);
     assert_eq!(status(client.create_agent_token(&Default::default()).await), 401);
-    // Once is enough.
-    assert_eq!(status(stack.client.revoke_admin_token(made.id).await), 404);
 }
 
 #[tokio::test]
@@ -65,7 +63,6 @@ async fn a_token_of_one_source_sees_nothing_of_another() {
     assert_eq!(status(scoped.cancel_run(their_run, Default::default()).await), 404);
     assert_eq!(status(scoped.rerun(their_run, Default::default(), None).await), 404);
     assert_eq!(status(scoped.source("theirs").await), 404);
-    assert_eq!(status(scoped.remove_source("theirs").await), 404);
     assert_eq!(status(scoped.enable_source("theirs", false).await), 404);
     assert_eq!(status(scoped.delivery(their_delivery.id).await), 404);
     assert_eq!(status(scoped.delivery_payload(their_delivery.id).await), 404);
@@ -81,6 +78,7 @@ async fn a_token_of_one_source_sees_nothing_of_another() {
     // What belongs to the whole installation is not theirs to see.
     assert_eq!(status(scoped.agents(&Default::default()).await), 403);
     assert_eq!(status(scoped.admin_tokens().await), 403);
+    assert_eq!(status(scoped.remove_source("theirs").await), 403);
     assert_eq!(status(scoped.create_admin_token(&token(None)).await), 403);
 }
 

@@ -28,10 +28,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Process(Child);
 
 impl Process {
-    pub fn id(&self) -> u32 {
-        self.0.id()
-    }
-
     /// The most memory that it has had resident so far, in MiB.
     pub fn peak_mib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
