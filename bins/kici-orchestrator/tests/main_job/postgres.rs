@@ -25,7 +25,8 @@ impl Server {
     /// None where PostgreSQL is not installed.
     fn new() -> Option<Self> {
         let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
-        let programs = versions.map(|entry| entry.path().join("bin")).filter(|path| path.join("initdb").exists()).max()?;
+        let programs =
+            versions.map(|entry| entry.path().join("bin")).filter(|path| path.join("initdb").exists()).max()?;
         let dir = tempfile::Builder::new().prefix("kici-pg-").tempdir().unwrap();
         let owner = nix::unistd::geteuid().is_root().then(|| {
             let user = nix::unistd::User::from_name("postgres").unwrap().expect("the user postgres");

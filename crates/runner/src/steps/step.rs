@@ -101,7 +101,8 @@ impl Run<'_> {
                 Err(error) => error,
             };
             let dir = self.job.scratch.join(format!("step-{index}"));
-            let refused = |error: io::Error| Refused(FailureReason::SandboxFailed, format!("{}: {error}", dir.display()));
+            let refused =
+                |error: io::Error| Refused(FailureReason::SandboxFailed, format!("{}: {error}", dir.display()));
             self.job.spool.ride_out(error).await.map_err(refused)?;
             // The next try makes the files anew.
             let _ = std::fs::remove_dir_all(&dir);
