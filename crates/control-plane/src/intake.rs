@@ -16,10 +16,16 @@ use kici_events::{Call, Inbox, Refusal, Route};
 use kici_forge::Headers;
 use serde_json::json;
 
+use crate::adapters::Node;
+
+/// A sender comes back after this long when there is no space, in seconds.
+const FULL_RETRY_S: u32 = 30;
+
 /// What the routes need.
 #[derive(Clone)]
 pub(crate) struct Intake {
     pub(crate) inbox: Arc<Inbox>,
+    pub(crate) node: Arc<Node>,
     pub(crate) max_body_bytes: usize,
 }
 
@@ -64,6 +70,11 @@ impl Intake {
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, Problem> {
+        // The last space is for the results of jobs that run already.
+        if let Some(problem) = self.node.disk_problem() {
+            let detail = format!("there is no space for deliveries: {problem}; free some and send it again");
+            return Err(Problem::unavailable(detail, FULL_RETRY_S));
+        }
         let body = match Limited::new(body, self.max_body_bytes).collect().await {
             Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {

@@ -152,7 +152,9 @@ impl Orchestrator {
             .map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
         let listening = CancellationToken::new();
         let gateway = Gateway { dispatcher: dispatcher.clone(), logs, tasks: tasks.clone() };
-        let halves = halves(parts.ports, parts.inbox, &config, &around, gateway);
+        let intake =
+            Intake { inbox: parts.inbox, node: parts.node.clone(), max_body_bytes: config.ingest.max_body_bytes };
+        let halves = halves(parts.ports, intake, &around, gateway);
         let server = tasks.spawn(serve(listener, halves, listening.clone(), config.shutdown_grace));
         tasks.spawn(parts.worker.run(parts.work, stop.clone(), tasks.clone()));
         parts.background.start(&tasks, &stop);
@@ -451,8 +453,7 @@ impl Build<'_> {
     }
 }
 
-fn halves(ports: Ports, inbox: Arc<Inbox>, config: &Config, around: &Surroundings, gateway: Gateway) -> Halves {
-    let intake = Intake { inbox, max_body_bytes: config.ingest.max_body_bytes };
+fn halves(ports: Ports, intake: Intake, around: &Surroundings, gateway: Gateway) -> Halves {
     let api = kici_api::server::routes(ApiState::new(ports, around.clock.clone()));
     let http = kici_api::server::finish(crate::intake::router(intake).merge(api), around.ids.clone());
     let grpc = tonic::service::Routes::new(gateway.into_service()).prepare().into_axum_router();

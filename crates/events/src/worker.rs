@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kici_engine::ids::DeliveryRowId;
-use kici_engine::time::Clock;
+use kici_engine::time::{Clock, Ts};
 use kici_forge::Headers;
 use kici_store::model::{Activate, Delivery, DeliveryOutcome, DeliveryStatus, Processed};
 use kici_store::{Store, StoreError, Topic};
@@ -27,6 +27,18 @@ const POLL: Duration = Duration::from_secs(5);
 const ATTEMPT: Duration = Duration::from_secs(600);
 const BACKOFF_BASE: Duration = Duration::from_secs(5);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
+
+/// Before a verdict that could not be written is written again.
+const SETTLE_AGAIN: Duration = Duration::from_secs(2);
+
+/// What becomes of a delivery that was not processed.
+#[derive(Clone)]
+enum Verdict {
+    /// It is over.
+    Finish(DeliveryOutcome),
+    /// It is tried again, for this reason, at that time.
+    Retry(String, Ts),
+}
 
 /// Decides on the jobs of new runs and is told about them.
 pub trait RunsCreated: Send + Sync {
@@ -98,22 +110,22 @@ impl Worker {
             };
             match next {
                 Some((work, source)) => {
-                    let worker = Arc::clone(&self);
+                    let (worker, stop) = (Arc::clone(&self), stop.clone());
                     tasks.spawn(async move {
-                        worker.process(work, &source).await;
+                        worker.process(work, &source, &stop).await;
                         drop(slot);
                     });
                 }
                 None => {
                     drop(slot);
-                    self.take_stored(&slots, &tasks).await;
+                    self.take_stored(&slots, &tasks, &stop).await;
                 }
             }
         }
     }
 
     /// Claims and processes what the database holds.
-    async fn take_stored(self: &Arc<Self>, slots: &Arc<Semaphore>, tasks: &TaskTracker) {
+    async fn take_stored(self: &Arc<Self>, slots: &Arc<Semaphore>, tasks: &TaskTracker, stop: &CancellationToken) {
         loop {
             let free = u32::try_from(slots.available_permits()).unwrap_or(u32::MAX);
             if free == 0 {
@@ -131,26 +143,24 @@ impl Worker {
             }
             for delivery in claimed {
                 let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return };
-                let worker = Arc::clone(self);
+                let (worker, stop) = (Arc::clone(self), stop.clone());
                 tasks.spawn(async move {
-                    worker.process_stored(delivery).await;
+                    worker.process_stored(delivery, &stop).await;
                     drop(slot);
                 });
             }
         }
     }
 
-    async fn process_stored(&self, delivery: Delivery) {
+    async fn process_stored(&self, delivery: Delivery, stop: &CancellationToken) {
         let id = delivery.id;
         match self.load(&delivery).await {
-            Ok(Ok((work, source))) => self.process(work, &source).await,
+            Ok(Ok((work, source))) => self.process(work, &source, stop).await,
             Ok(Err(problem)) => {
                 let outcome = DeliveryOutcome { status: DeliveryStatus::Failed, error: Some(problem), note: None };
-                if let Err(error) = self.store.delivery_finish(id, outcome).await {
-                    tracing::error!(delivery = %id, %error, "a delivery cannot be finished");
-                }
+                self.settle(id, Verdict::Finish(outcome), stop).await;
             }
-            Err(error) => self.retry(id, &error.to_string(), delivery.attempts).await,
+            Err(error) => self.retry(id, &error.to_string(), delivery.attempts, stop).await,
         }
     }
 
@@ -178,12 +188,12 @@ impl Worker {
         Ok(Ok((work, source)))
     }
 
-    async fn process(&self, work: Work, source: &OpenSource) {
+    async fn process(&self, work: Work, source: &OpenSource, stop: &CancellationToken) {
         let span = tracing::info_span!("delivery", delivery = %work.id, request_id = %work.request_id);
-        self.process_in_span(work, source).instrument(span).await;
+        self.process_in_span(work, source, stop).instrument(span).await;
     }
 
-    async fn process_in_span(&self, work: Work, source: &OpenSource) {
+    async fn process_in_span(&self, work: Work, source: &OpenSource, stop: &CancellationToken) {
         let attempt = async {
             let done = self.planner.process(&work, source).await?;
             let summary = (done.outcome.status, done.outcome.note.clone());
@@ -205,24 +215,38 @@ impl Worker {
             Ok(row) => row.map_or(0, |row| row.attempts),
             Err(_) => 0,
         };
-        self.retry(work.id, &failed, attempts).await;
+        self.retry(work.id, &failed, attempts, stop).await;
     }
 
     /// Counts a failed attempt: again later, or dead.
-    async fn retry(&self, id: DeliveryRowId, problem: &str, attempts: u32) {
-        let written = if attempts + 1 >= self.config.max_attempts {
+    async fn retry(&self, id: DeliveryRowId, problem: &str, attempts: u32, stop: &CancellationToken) {
+        let verdict = if attempts + 1 >= self.config.max_attempts {
             let note = Some(format!("gave up after {} attempts", attempts + 1));
             let outcome = DeliveryOutcome { status: DeliveryStatus::Dead, error: Some(problem.to_owned()), note };
             tracing::error!(delivery = %id, problem, "delivery is dead; see `kici-admin event dlq list`");
-            self.store.delivery_finish(id, outcome).await
+            Verdict::Finish(outcome)
         } else {
             let next = self.clock.now().plus(backoff(attempts, id));
             tracing::warn!(delivery = %id, problem, attempts, "delivery failed, trying again later");
-            self.store.delivery_retry(id, problem.to_owned(), next).await
+            Verdict::Retry(problem.to_owned(), next)
         };
-        if let Err(error) = written {
-            // The claim lapses and another attempt is made; nothing is lost.
+        self.settle(id, verdict, stop).await;
+    }
+
+    /// Writes a verdict, as often as it takes: what failed is mostly the database, and the delivery is claimed by this
+    /// process until it is written. At a stop it is left; the next start frees the claim.
+    async fn settle(&self, id: DeliveryRowId, verdict: Verdict, stop: &CancellationToken) {
+        loop {
+            let written = match verdict.clone() {
+                Verdict::Finish(outcome) => self.store.delivery_finish(id, outcome).await,
+                Verdict::Retry(problem, next) => self.store.delivery_retry(id, problem, next).await,
+            };
+            let Err(error) = written else { return };
             tracing::error!(delivery = %id, %error, "the failure of a delivery cannot be written");
+            let passes = matches!(error, StoreError::Unavailable(_) | StoreError::Full(_) | StoreError::Conflict(_));
+            if !passes || stop.run_until_cancelled(tokio::time::sleep(SETTLE_AGAIN)).await.is_none() {
+                return;
+            }
         }
     }
 }

@@ -97,6 +97,7 @@ pub struct Ctx {
 pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     let dir = ctx.config.work_dir.join(ctx.key.file_name());
     if let Err(message) = accept(&ctx, &offer, &dir).await {
+        remove(&dir).await;
         ctx.tell(JobEvent::NotAccepted(message)).await;
         return;
     }
@@ -192,7 +193,7 @@ impl Ctx {
         };
         let mut report = StepReport::new(checkout_key(), "checkout", StepStatus::Running, self.clock.now());
         self.step(report.clone()).await;
-        let mut log = self.spool.open(&checkout_key()).map_err(io)?;
+        let mut log = self.spool.open(&checkout_key()).await.map_err(io)?;
         let mut stop = self.stop.clone();
         let result = Checkout {
             workspace,

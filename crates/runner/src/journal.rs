@@ -82,11 +82,12 @@ impl Journal {
                 Err(_) => {}
             }
         }
-        if text.last().is_some_and(|last| *last != b'\n') {
-            file.write_all(b"\n")?;
+        let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |at| at as u64 + 1);
+        if whole < text.len() as u64 {
+            file.set_len(whole)?;
         }
         let held = u32::try_from(open.len()).unwrap_or(u32::MAX);
-        let inner = Inner { file, bytes: text.len() as u64, held };
+        let inner = Inner { file, bytes: whole, held };
         Ok((Self { inner: Mutex::new(inner), boot }, open.into_values().collect()))
     }
 
@@ -134,7 +135,11 @@ impl Inner {
     fn append(&mut self, fact: &Fact) -> io::Result<()> {
         let mut line = serde_json::to_vec(fact)?;
         line.push(b'\n');
-        self.file.write_all(&line)?;
+        if let Err(error) = self.file.write_all(&line) {
+            // Half a fact, as on a full disk, would swallow the next one.
+            self.file.set_len(self.bytes)?;
+            return Err(error);
+        }
         self.bytes += line.len() as u64;
         Ok(())
     }

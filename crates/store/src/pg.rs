@@ -7,7 +7,7 @@ use std::time::Duration;
 use diesel::pg::Pg as Db;
 use diesel::prelude::*;
 use diesel_async::pooled_connection::deadpool::Pool;
-use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig};
+use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, PoolableConnection as _};
 use diesel_async::{AsyncConnection, AsyncMigrationHarness, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use diesel_migrations::{EmbeddedMigrations, MigrationHarness, embed_migrations};
 use futures::future::BoxFuture;
@@ -272,7 +272,9 @@ impl Writer {
         let mut conn: Option<Conn> = None;
         let mut batch = Vec::new();
         while receiver.recv_many(&mut batch, write::BATCH).await > 0 {
-            let mut open = match conn.take() {
+            // A server that was restarted has closed it; a write that begins there would fail for nothing.
+            let usable = conn.take().and_then(|mut conn| (!conn.is_broken()).then_some(conn));
+            let mut open = match usable {
                 Some(conn) => conn,
                 None => match self.address.connect().await {
                     Ok(conn) => conn,

@@ -1,7 +1,16 @@
 //! The main job with real processes: a webhook goes in, steps run at an agent, logs and results come out, and none of it is
 //! lost when a process dies.
 
+mod chaos;
 mod crash;
+mod disk;
 mod happy;
+mod hostile;
 mod intake;
+mod large;
+mod loss;
+mod postgres;
+mod scope;
+mod sessions;
 mod stack;
+mod surroundings;

@@ -6,16 +6,20 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use kici_api::client::{Client, ClientConfig};
+use kici_api::dto::events::DeliveryView;
 use kici_api::dto::logs::{FollowEvent, FollowRequest};
 use kici_api::dto::runs::{RunDetail, RunFilter};
 use kici_api::dto::sources::{AddSource, SourceKind};
 use kici_api::dto::tokens::CreateAgentToken;
 use kici_api::page::PageQuery;
 use kici_engine::ids::RunId;
+use kici_engine::state::JobStatus;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use tempfile::TempDir;
+
+use crate::surroundings::{Repository, Tmpfs};
 
 /// How long anything may take before a test gives up on it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,6 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Process(Child);
 
 impl Process {
+    /// The most memory that it has had resident so far, in MiB.
+    pub fn peak_mib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+
     pub fn signal(&self, signal: Signal) {
         // The process is a child that was not waited for, so its pid is still its own.
         let _ = kill(Pid::from_raw(self.0.id() as i32), signal);
@@ -59,12 +70,13 @@ pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T 
     tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
 }
 
-/// One installation.
+/// One installation. Its parts go in this order: a process before the mount it writes to, a mount before its directory.
 pub struct Stack {
+    pub orchestrator: Option<Process>,
+    pub mounts: Vec<Tmpfs>,
     pub dir: TempDir,
     pub database: Option<String>,
     pub address: String,
-    pub orchestrator: Option<Process>,
     pub client: Client,
     pub http: reqwest::Client,
 }
@@ -77,7 +89,7 @@ fn binary(name: &str) -> PathBuf {
 }
 
 /// A command without any of this process' settings.
-fn clean(program: &Path) -> Command {
+pub fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").stdin(Stdio::null());
     command
@@ -101,14 +113,27 @@ fn log_file(path: &Path) -> Stdio {
 impl Stack {
     /// Starts an orchestrator on a database of its own: SQLite, or the given one.
     pub async fn start(database: Option<String>) -> Self {
+        let mut stack = Self::unstarted(database);
+        stack.start_orchestrator("127.0.0.1:0").await;
+        stack
+    }
+
+    /// The directories of an installation.
+    pub fn unstarted(database: Option<String>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("repos")).unwrap();
         let http = reqwest::Client::new();
         let client = connect("127.0.0.1:1", None);
-        let mut stack = Self { dir, database, address: String::new(), orchestrator: None, client, http };
-        stack.start_orchestrator("127.0.0.1:0").await;
-        stack
+        Self { orchestrator: None, mounts: Vec::new(), dir, database, address: String::new(), client, http }
+    }
+
+    /// Puts a small file system at `name`; false where this process may not mount.
+    pub fn mount(&mut self, name: &str, mib: u32) -> bool {
+        let mount = Tmpfs::mount(&self.dir.path().join(name), mib);
+        let mounted = mount.is_some();
+        self.mounts.extend(mount);
+        mounted
     }
 
     pub fn data(&self) -> PathBuf {
@@ -118,6 +143,15 @@ impl Stack {
     /// Starts the orchestrator and waits until it is ready.
     pub async fn start_orchestrator(&mut self, listen: &str) {
         let _ = fs::remove_file(self.data().join("address"));
+        self.orchestrator = Some(self.spawn_orchestrator(listen));
+        let file = self.data().join("address");
+        self.address = until("the orchestrator's address", async || fs::read_to_string(&file).ok()).await;
+        let token = fs::read_to_string(self.data().join("bootstrap-token")).unwrap();
+        self.client = connect(&self.address, Some(token.trim()));
+        until("readiness", async || self.client.ready().await.ok().filter(|ready| ready.ready)).await;
+    }
+
+    pub fn spawn_orchestrator(&self, listen: &str) -> Process {
         let mut command = clean(Path::new(env!("CARGO_BIN_EXE_kici-orchestrator")));
         command
             .env("KICI_DATA_DIR", self.data())
@@ -129,12 +163,12 @@ impl Stack {
         if let Some(url) = &self.database {
             command.env("KICI_DATABASE_URL", url);
         }
-        self.orchestrator = Some(Process(command.spawn().unwrap()));
-        let file = self.data().join("address");
-        self.address = until("the orchestrator's address", async || fs::read_to_string(&file).ok()).await;
-        let token = fs::read_to_string(self.data().join("bootstrap-token")).unwrap();
-        self.client = connect(&self.address, Some(token.trim()));
-        until("readiness", async || self.client.ready().await.ok().filter(|ready| ready.ready)).await;
+        Process(command.spawn().unwrap())
+    }
+
+    /// A client with another token.
+    pub fn client_with(&self, token: &str) -> Client {
+        connect(&self.address, Some(token))
     }
 
     /// What both programs have logged so far, for the message of a failing assertion.
@@ -180,7 +214,13 @@ impl Stack {
 
     /// A repository with these files, committed on `main`, as a source of the same name.
     pub async fn repository(&self, name: &str, files: &[(&str, &str)]) -> Repository {
-        let repository = Repository::create(&self.dir.path().join("repos").join(name), files);
+        Repository::create(&self.dir.path().join("repos").join(name), files);
+        self.known_repository(name).await
+    }
+
+    /// A repository that is there already, as a source of the same name.
+    pub async fn known_repository(&self, name: &str) -> Repository {
+        let repository = Repository { path: self.dir.path().join("repos").join(name) };
         self.client
             .add_source(&AddSource {
                 name: name.to_owned(),
@@ -193,24 +233,29 @@ impl Stack {
         repository
     }
 
-    /// Sends a push of `main` and waits for the runs that it makes.
-    pub async fn push(&self, repository: &Repository, source: &str) -> Vec<RunId> {
+    /// Posts a push of `main`.
+    pub async fn post_push(&self, repository: &Repository, source: &str) -> reqwest::Response {
         let body = json!({"ref": "refs/heads/main", "before": "0".repeat(40), "after": repository.head()});
-        let sent = self
-            .http
-            .post(format!("http://{}/webhooks/default/{source}", self.address))
-            .json(&body)
-            .send()
-            .await
-            .unwrap();
+        let url = format!("http://{}/webhooks/default/{source}", self.address);
+        self.http.post(url).json(&body).send().await.unwrap()
+    }
+
+    /// Sends a push of `main` and waits until it is settled.
+    pub async fn deliver(&self, repository: &Repository, source: &str) -> DeliveryView {
+        let sent = self.post_push(repository, source).await;
         assert_eq!(sent.status(), 202);
         let answer: serde_json::Value = sent.json().await.unwrap();
         let id = answer["delivery_id"].as_str().unwrap().parse().unwrap();
         until("the delivery to be processed", async || {
             let delivery = self.client.delivery(id).await.ok()?;
-            (delivery.status != "received").then_some(())
+            (delivery.status != "received").then_some(delivery)
         })
-        .await;
+        .await
+    }
+
+    /// Sends a push of `main` and waits for the runs that it makes.
+    pub async fn push(&self, repository: &Repository, source: &str) -> Vec<RunId> {
+        let id = self.deliver(repository, source).await.id;
         let filter = RunFilter { delivery: Some(id), ..RunFilter::default() };
         let runs = self.client.runs(&filter, &PageQuery::default()).await.unwrap();
         runs.items.iter().map(|run| run.id).collect()
@@ -221,6 +266,26 @@ impl Stack {
         let runs = self.push(repository, source).await;
         assert_eq!(runs.len(), 1, "{}", self.logs());
         runs[0]
+    }
+
+    /// Waits until a job has this status.
+    pub async fn job_is(&self, run: RunId, status: JobStatus) {
+        until(&format!("a job that is {status:?}"), async || {
+            let detail = self.client.run(run).await.ok()?;
+            detail.jobs.iter().any(|job| job.status == status).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until a step has said something.
+    pub async fn speaks(&self, run: RunId) {
+        let mut follow = self.client.follow(run, FollowRequest { follow: true, ..FollowRequest::default() });
+        while let Some(event) = follow.next().await {
+            if matches!(event.unwrap(), FollowEvent::Lines { step, .. } if step.starts_with("step-")) {
+                return;
+            }
+        }
+        panic!("the run ended in silence\n{}", self.logs());
     }
 
     /// Waits until a run has ended.
@@ -246,49 +311,5 @@ impl Stack {
             }
         }
         lines
-    }
-}
-
-/// A git repository on disk.
-pub struct Repository {
-    pub path: PathBuf,
-}
-
-impl Repository {
-    pub fn create(path: &Path, files: &[(&str, &str)]) -> Self {
-        fs::create_dir_all(path).unwrap();
-        let repository = Self { path: path.to_owned() };
-        repository.git(&["init", "-q", "-b", "main"]);
-        repository.commit(files);
-        repository
-    }
-
-    pub fn commit(&self, files: &[(&str, &str)]) {
-        for (name, text) in files {
-            let path = self.path.join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        self.git(&["add", "-A"]);
-        self.git(&["commit", "-q", "-m", "change"]);
-    }
-
-    pub fn head(&self) -> String {
-        self.git(&["rev-parse", "HEAD"]).trim().to_owned()
-    }
-
-    pub fn git(&self, arguments: &[&str]) -> String {
-        let output = clean(Path::new("git"))
-            .current_dir(&self.path)
-            .env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .env("GIT_AUTHOR_NAME", "a")
-            .env("GIT_AUTHOR_EMAIL", "a@example.com")
-            .env("GIT_COMMITTER_NAME", "a")
-            .env("GIT_COMMITTER_EMAIL", "a@example.com")
-            .args(arguments)
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
     }
 }

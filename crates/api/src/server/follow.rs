@@ -201,11 +201,12 @@ impl Follower {
                 exit_code: step.exit_code,
             });
         }
-        // The totals in the row may lag behind the lines, so an open log is always read.
+        // The totals in the row may lag behind the lines, so an open log is always read; and they stay at zero when a step
+        // ended without its agent's word, so an empty one is looked at once.
         if self.request.statuses_only {
             log.complete = true;
         } else if !log.complete {
-            log.unread = !(step.log.complete && log.next_seq >= step.log.lines);
+            log.unread = !(step.log.complete && step.log.lines > 0 && log.next_seq >= step.log.lines);
             log.complete = !log.unread;
         }
     }

@@ -31,6 +31,13 @@ pub(crate) struct RunBook {
 }
 
 impl RunBook {
+    /// True while the agent has not brought the log that it spoke of: results may arrive before logs.
+    async fn log_awaited(&self, job: &model::Job, epoch: u32, step: &str) -> Answer<bool> {
+        let steps = self.store.steps_of_job(job.id, epoch).await.map_err(fault::store)?;
+        let row = steps.into_iter().find(|row| row.step_key == step);
+        Ok(row.is_some_and(|row| row.log_bytes > 0 && row.log_state != Some(model::LogState::Sealed)))
+    }
+
     /// A run that the caller may see.
     async fn visible(&self, caller: &Caller, id: RunId) -> Answer<model::Run> {
         let run = self.store.run_get(id).await.map_err(fault::store)?;
@@ -157,7 +164,7 @@ impl Runs for RunBook {
         };
         let file = StepFile::stored(&step).map_err(|error| Problem::rejected("step", error.to_string()))?;
         let key = LogKey { job: job.id, epoch };
-        let over = job.status.is_terminal();
+        let over = job.status.is_terminal() && !self.log_awaited(&job, epoch, &step).await?;
         self.logs.range(run.id, key, &file, request.from_seq, request.limit, over).await.map_err(|error| {
             tracing::error!(%error, job = %job.id, step, "a log cannot be read");
             Problem::unavailable("the log cannot be read now; try again", 2)

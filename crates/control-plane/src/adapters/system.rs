@@ -43,6 +43,9 @@ impl Node {
     /// Why jobs cannot be given out and deliveries cannot be stored for want of space; none when they can.
     pub(crate) fn disk_problem(&self) -> Option<String> {
         let free = kici_sys::host::disk_free_bytes(&self.data_dir).ok()?;
+        if free >= DISK_FAIL {
+            self.logs.health().space_found();
+        }
         (free < DISK_FAIL / 10 || self.logs.health().is_full())
             .then(|| format!("{} MiB free in {}", free / (1024 * 1024), self.data_dir.display()))
     }

@@ -94,6 +94,12 @@ impl AdminTokens for Tokens {
         if label.is_empty() || label.chars().count() > 100 {
             return Err(Problem::rejected("label", "must have 1 to 100 characters"));
         }
+        if let Some(key) = &request.routing_key
+            && self.store.source_by_routing_key(key.clone()).await.map_err(fault::store)?.is_none()
+        {
+            let detail = format!("no source has the routing key `{key}`; `source list` shows those there are");
+            return Err(Problem::rejected("routing_key", detail));
+        }
         let token = fresh(TokenKind::Admin)?;
         let new = model::NewAdminToken {
             token_hash: token.hash(),

@@ -95,11 +95,14 @@ impl LogReader {
 
     /// True when nothing will be added to the log of a step.
     pub(crate) async fn is_complete(&self, step: &Step) -> bool {
-        if step.log_state == Some(LogState::Sealed) || (step.status.is_terminal() && step.log_bytes == 0) {
+        if step.log_state == Some(LogState::Sealed) {
             return true;
         }
         let dir = delivery_dir(&self.root, LogKey { job: step.job_id, epoch: step.epoch });
-        StepFile::stored(&step.step_key).is_ok_and(|file| read_mark(&dir, &file).is_some())
+        let Ok(file) = StepFile::stored(&step.step_key) else { return step.status.is_terminal() };
+        // A step that ended without its agent's word has no size, but may well have a log.
+        let silent = || step.log_bytes == 0 && !segment_path(&dir, file.as_str()).exists();
+        (step.status.is_terminal() && silent()) || read_mark(&dir, &file).is_some()
     }
 
     /// From the segment; none when there is none (any more).

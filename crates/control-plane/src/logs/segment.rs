@@ -64,7 +64,13 @@ impl Segment {
     /// Makes everything written durable and tells how much that is.
     pub(super) fn sync(&mut self) -> io::Result<u64> {
         if self.durable < self.len {
-            self.file.sync_data()?;
+            if let Err(error) = self.file.sync_data() {
+                // After a failed flush the system may forget what it could not write: a second flush would prove nothing.
+                self.len = self.durable;
+                self.file.set_len(self.len)?;
+                self.file.seek(SeekFrom::Start(self.len))?;
+                return Err(error);
+            }
             self.durable = self.len;
         }
         Ok(self.durable)

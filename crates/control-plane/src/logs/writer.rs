@@ -146,6 +146,12 @@ impl LogHealth {
     pub fn is_full(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// There is space again; the next write that fails says otherwise. Without this a log whose agent is gone would hold
+    /// everything up for ever.
+    pub fn space_found(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 /// The handle of the writer thread.

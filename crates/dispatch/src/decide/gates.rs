@@ -2,7 +2,9 @@
 //! first `Register` of a session and every later one.
 
 use kici_engine::ids::{AgentId, TokenId};
-use kici_engine::labels::{AgentFacts, CanonicalLabel, LabelSet, host_label, is_self_reported, platform_labels};
+use kici_engine::labels::{
+    AgentFacts, CanonicalLabel, LabelSet, host_label, is_automatic, is_self_reported, platform_labels,
+};
 use kici_protocol::MIN_PROTOCOL_VERSION;
 use kici_protocol::agent::Register;
 use kici_protocol::close::CloseReason;
@@ -101,6 +103,7 @@ pub fn admit(register: &Register, token: Option<&TokenFacts>) -> Result<Admitted
         AgentId::new(register.agent_id.clone()).map_err(|error| Refused::invalid(format!("agent_id: {error}")))?;
     let wire = wire_labels(register)?;
     privileged(register, &wire, token)?;
+    reserved(&wire, token)?;
     if let Some(token) = token {
         scope(&wire, token)?;
         if let Some(bound) = token.bound.as_ref().filter(|bound| **bound != agent_id) {
@@ -141,6 +144,21 @@ fn privileged(register: &Register, wire: &LabelSet, token: Option<&TokenFacts>) 
         )));
     }
     Ok(())
+}
+
+/// Labels of the system are given by a token, or follow from platform and host; an agent cannot make up others.
+fn reserved(wire: &LabelSet, token: Option<&TokenFacts>) -> Result<(), Refused> {
+    let given = |label: &CanonicalLabel| token.and_then(|t| t.scope.as_ref()).is_some_and(|s| s.contains(label));
+    let made_up = wire
+        .iter()
+        .find(|label| is_automatic(label) && !is_self_reported(label) && label.as_str() != PRIVILEGED && !given(label));
+    match made_up {
+        Some(label) => Err(Refused::unauthorized(format!(
+            "the label `{}` cannot be claimed: only the system sets labels with `kici:`; remove it",
+            label.as_str()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// g1: a scoped token covers every label but those about platform and host.

@@ -61,7 +61,7 @@ impl Bench {
 
     async fn checkout(&mut self, source: &Source, stop: Stop) -> Result<(), CheckoutError> {
         std::fs::create_dir_all(self.workspace()).expect("made");
-        let mut log = self.spool.open(&checkout_key()).expect("opened");
+        let mut log = self.spool.open(&checkout_key()).await.expect("opened");
         let (_tx, mut stop) = watch::channel(stop);
         let host = [("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())].into();
         let result = Checkout {

@@ -117,13 +117,18 @@ impl Spool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the log of a step.
+    /// Opens the log of a step. Waits while the disk is full.
     ///
     /// # Errors
     /// When its file cannot be made.
-    pub fn open(self: &Arc<Self>, key: &StepKey) -> io::Result<StepLog> {
+    pub async fn open(self: &Arc<Self>, key: &StepKey) -> io::Result<StepLog> {
         let path = self.dir.join(step_file_name(key));
-        let file = Arc::new(File::options().read(true).write(true).create_new(true).open(&path)?);
+        let file = loop {
+            match File::options().read(true).write(true).create_new(true).open(&path) {
+                Ok(file) => break Arc::new(file),
+                Err(error) => self.ride_out(error).await?,
+            }
+        };
         let mut state = self.lock();
         state.steps.push(Step::new(key.clone(), Arc::clone(&file)));
         Ok(StepLog::new(Arc::clone(self), state.steps.len() - 1, file, path))

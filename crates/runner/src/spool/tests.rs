@@ -35,8 +35,8 @@ fn drain(spool: &Spool) -> Vec<(String, String)> {
 async fn what_is_written_is_sent_once_and_in_order() {
     let dir = tempfile::tempdir().expect("a directory");
     let spool = Spool::create(&dir.path().join("s"), WIDE).expect("made");
-    let mut checkout = spool.open(&checkout_key()).expect("opened");
-    let mut step = spool.open(&step_key(0)).expect("opened");
+    let mut checkout = spool.open(&checkout_key()).await.expect("opened");
+    let mut step = spool.open(&step_key(0)).await.expect("opened");
     checkout.append(&lines("c")).await.expect("written");
     step.append(&lines("one\ntwo")).await.expect("written");
     assert_eq!(drain(&spool), [("checkout".into(), "5 m c\n".into()), ("step".into(), "5 m one\n5 m two\n".into())]);
@@ -52,7 +52,7 @@ async fn what_is_written_is_sent_once_and_in_order() {
 async fn a_new_upload_starts_at_what_was_acknowledged() {
     let dir = tempfile::tempdir().expect("a directory");
     let spool = Spool::create(&dir.path().join("s"), WIDE).expect("made");
-    let mut step = spool.open(&step_key(0)).expect("opened");
+    let mut step = spool.open(&step_key(0)).await.expect("opened");
     step.append(&lines("a\nb\nc")).await.expect("written");
     assert!(matches!(spool.next(1 << 20, u64::MAX), Ok(Next::Data(_, 0, bytes)) if bytes.len() == 18));
     spool.ack(&step_key(0), 6, false);
@@ -68,7 +68,7 @@ async fn over_the_limit_the_head_and_the_newest_lines_stay() {
     let dir = tempfile::tempdir().expect("a directory");
     let limits = Limits { max_step_bytes: 2_000, ..WIDE };
     let spool = Spool::create(&dir.path().join("s"), limits).expect("made");
-    let mut step = spool.open(&step_key(0)).expect("opened");
+    let mut step = spool.open(&step_key(0)).await.expect("opened");
     for n in 0..1_000 {
         step.append(&lines(&format!("line {n}"))).await.expect("written");
     }
@@ -87,7 +87,7 @@ async fn writers_wait_for_acknowledgements() {
     let dir = tempfile::tempdir().expect("a directory");
     let limits = Limits { max_unacked_bytes: 6, ..WIDE };
     let spool = Spool::create(&dir.path().join("s"), limits).expect("made");
-    let mut step = spool.open(&step_key(0)).expect("opened");
+    let mut step = spool.open(&step_key(0)).await.expect("opened");
     step.append(&lines("a")).await.expect("written");
     let more = lines("b");
     let blocked = tokio::time::timeout(std::time::Duration::from_secs(60), step.append(&more)).await;
@@ -103,7 +103,7 @@ async fn what_a_dead_process_left_is_ended_at_a_whole_line() {
     let path = dir.path().join("s");
     {
         let spool = Spool::create(&path, WIDE).expect("made");
-        let mut step = spool.open(&step_key(0)).expect("opened");
+        let mut step = spool.open(&step_key(0)).await.expect("opened");
         step.append(&lines("a\nb")).await.expect("written");
     }
     use std::io::Write as _;

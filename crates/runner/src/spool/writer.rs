@@ -97,7 +97,10 @@ impl StepLog {
             }
         }
         (seal.offset, seal.lines) = (self.written, self.lines);
-        std::fs::write(seal_path(&self.path), serde_json::to_vec(&seal)?)?;
+        let text = serde_json::to_vec(&seal)?;
+        while let Err(error) = std::fs::write(seal_path(&self.path), &text) {
+            self.spool.ride_out(error).await?;
+        }
         self.spool.lock().steps[self.index].seal = Some(seal);
         self.spool.more.notify_one();
         Ok(seal)
@@ -142,7 +145,12 @@ impl StepLog {
         let full = tail.segments.back().is_none_or(|last| last.bytes >= half / SEGMENTS);
         if full {
             let path = self.path.with_extension(format!("tail{}", tail.made));
-            let file = File::options().read(true).append(true).create_new(true).open(&path)?;
+            let file = loop {
+                match File::options().read(true).append(true).create_new(true).open(&path) {
+                    Ok(file) => break file,
+                    Err(error) => self.spool.ride_out(error).await?,
+                }
+            };
             tail.made += 1;
             tail.segments.push_back(Segment { file, path, bytes: 0, lines: 0 });
         }
@@ -182,7 +190,7 @@ impl StepLog {
 
 impl Spool {
     /// Waits out a full disk; any other error is returned.
-    async fn ride_out(&self, error: io::Error) -> io::Result<()> {
+    pub(crate) async fn ride_out(&self, error: io::Error) -> io::Result<()> {
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

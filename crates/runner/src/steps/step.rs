@@ -63,7 +63,7 @@ impl Run<'_> {
             }
             Err(message) => return self.refuse(index, Refused(FailureReason::ExprError, message), reporter).await,
         }
-        let ready = match self.prepare(index, step) {
+        let ready = match self.prepare_with_space(index, step).await {
             Ok(ready) => ready,
             Err(refused) => return self.refuse(index, refused, reporter).await,
         };
@@ -93,7 +93,23 @@ impl Run<'_> {
         Ok(self.environment.of_step([&spec.variables, &job], []).0)
     }
 
-    fn prepare(&self, index: usize, step: &Step) -> Result<Ready, Refused> {
+    /// Prepares a step, and waits for that while the disk is full.
+    async fn prepare_with_space(&self, index: usize, step: &Step) -> Result<Ready, Refused> {
+        loop {
+            let error = match self.prepare(index, step)? {
+                Ok(ready) => return Ok(ready),
+                Err(error) => error,
+            };
+            let dir = self.job.scratch.join(format!("step-{index}"));
+            let refused =
+                |error: io::Error| Refused(FailureReason::SandboxFailed, format!("{}: {error}", dir.display()));
+            self.job.spool.ride_out(error).await.map_err(refused)?;
+            // The next try makes the files anew.
+            let _ = std::fs::remove_dir_all(&dir);
+        }
+    }
+
+    fn prepare(&self, index: usize, step: &Step) -> Result<io::Result<Ready>, Refused> {
         let expr_error = |message| Refused(FailureReason::ExprError, message);
         let spec = &self.job.spec;
         let below = self.environment.of_step([&spec.variables], []).0;
@@ -106,8 +122,10 @@ impl Run<'_> {
         };
         let cwd = self.directory(step, &seen)?;
         let dir = self.job.scratch.join(format!("step-{index}"));
-        let sandbox = |error: io::Error| Refused(FailureReason::SandboxFailed, format!("{}: {error}", dir.display()));
-        let files = StepFiles::create(&dir, &step.run).map_err(sandbox)?;
+        let files = match StepFiles::create(&dir, &step.run) {
+            Ok(files) => files,
+            Err(error) => return Ok(Err(error)),
+        };
         let named = [
             ("KICI_OUTPUT", files.output.as_path()),
             ("KICI_ENV", &files.env),
@@ -119,7 +137,7 @@ impl Run<'_> {
         let (program, args) = shell::command(step.shell.as_ref(), &files.script, path);
         let notes = refused.iter().map(|name| format!("`{name}` is not set: names with KICI_ belong to the agent"));
         let notes = notes.collect();
-        Ok(Ready { name, spawn: Spawn { program, args, env: to_os(&env), cwd }, files, notes })
+        Ok(Ok(Ready { name, spawn: Spawn { program, args, env: to_os(&env), cwd }, files, notes }))
     }
 
     /// The directory a step starts in; it must lie in the workspace.
@@ -141,7 +159,7 @@ impl Run<'_> {
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Went> {
         let step = &self.job.spec.steps[index];
-        let mut log = self.job.spool.open(&step_key(index))?;
+        let mut log = self.job.spool.open(&step_key(index)).await?;
         let mut notes = Lines::default();
         ready.notes.iter().for_each(|note| notes.say(self.job.clock.now(), note));
         log.append(&notes).await?;
@@ -272,7 +290,7 @@ impl Run<'_> {
         let step = &self.job.spec.steps[index];
         let mut report = StepReport::new(step_key(index), plain_name(step), StepStatus::Running, self.job.clock.now());
         reporter.step(report.clone()).await;
-        if let Ok(mut log) = self.job.spool.open(&step_key(index)) {
+        if let Ok(mut log) = self.job.spool.open(&step_key(index)).await {
             let mut lines = Lines::default();
             lines.say(self.job.clock.now(), &self.job.masker.mask_text(&message));
             // The report carries the message too.
