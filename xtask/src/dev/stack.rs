@@ -92,7 +92,8 @@ pub(crate) struct Stack {
 /// Builds the programs and answers where they are.
 pub(crate) fn build(workspace: &Workspace, release: bool) -> Result<PathBuf> {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
-    cmd!(workspace.shell, "cargo build --quiet --locked -p kici-orchestrator -p kici-agent {profile...}")
+    // Not quiet: the first time takes minutes.
+    cmd!(workspace.shell, "cargo build --locked -p kici-orchestrator -p kici-agent {profile...}")
         .quiet()
         .run()?;
     // Beside us, or in the folder beside ours. Asking cargo would cost a third of a second.

@@ -64,7 +64,7 @@ impl Follower {
     /// Begins to follow.
     ///
     /// # Errors
-    /// 404 when the run, or a job that is asked for, does not exist; what the port says otherwise.
+    /// 404 when the run, a job, or a step of a run that has ended does not exist; what the port says otherwise.
     pub async fn open(
         ports: Ports,
         caller: Caller,
@@ -103,6 +103,13 @@ impl Follower {
             return Err(Problem::not_found(format_args!("job `{job}` of {run}")));
         }
         follower.apply(detail).await?;
+        // A run that goes on may still come to a step of that name.
+        if let Some(step) = &follower.request.step
+            && follower.run_status.is_terminal()
+            && follower.steps.is_empty()
+        {
+            return Err(Problem::not_found(format_args!("step `{step}` of {run}")));
+        }
         Ok(follower)
     }
 
