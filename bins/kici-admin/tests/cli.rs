@@ -327,7 +327,8 @@ async fn completions_need_nothing() {
         assert!(ran.ok().contains("agent-token"));
     }
     // A pager that is closed early is no failure.
-    let mut child = program().args(["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        program().args(["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let ran = Ran::of(child.wait_with_output().await.unwrap());
     assert_eq!((ran.code, ran.err.as_str()), (0, ""));

@@ -196,7 +196,8 @@ impl Runs for RunBook {
                 return Err(Problem::new(Code::RunActive, detail));
             }
             Rerun::NothingFailed => {
-                let detail = format!("no job of run {id} failed, so there is nothing to repeat; repeat the whole run instead");
+                let detail =
+                    format!("no job of run {id} failed, so there is nothing to repeat; repeat the whole run instead");
                 return Err(Problem::new(Code::Conflict, detail));
             }
             Rerun::Planned(new) => *new,
