@@ -20,8 +20,11 @@ type Produce = fn() -> Result<String>;
 const OWN: &[(&str, Produce)] = &[("docs/metrics.md", metrics), ("docs/schema/workflow.json", schema)];
 
 /// Files that a test of a package keeps: the file, the package, a part of the test's name.
-const KEPT_BY_TESTS: &[(&str, &str, &str)] =
-    &[("docs/openapi.json", "kici-api", "openapi"), ("docs/cli.md", "kici-admin", "docs")];
+const KEPT_BY_TESTS: &[(&str, &str, &str)] = &[
+    ("docs/openapi.json", "kici-api", "openapi"),
+    ("docs/cli.md", "kici-admin", "docs"),
+    ("docs/configuration-reference.md", "kici-control-plane", "reference_page"),
+];
 
 /// Writes every generated file.
 pub(crate) fn write(workspace: &Workspace) -> Result<()> {

@@ -326,4 +326,10 @@ async fn completions_need_nothing() {
         let ran = Ran::of(program().args(["completions", shell]).output().await.unwrap());
         assert!(ran.ok().contains("agent-token"));
     }
+    // A pager that is closed early is no failure.
+    let mut child =
+        program().args(["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let ran = Ran::of(child.wait_with_output().await.unwrap());
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
 }

@@ -206,5 +206,10 @@ async fn without_follow_the_answer_ends_at_once_and_filters_hold() {
     let unknown = FollowRequest { job: Some("deploy".into()), ..FollowRequest::default() };
     let error = client.follow(run, unknown).next().await.unwrap().unwrap_err();
     assert!(error.to_string().contains("job `deploy`"), "{error}");
+    let later = FollowRequest { step: Some("nope".into()), ..FollowRequest::default() };
+    assert_eq!(follow_all(&client, run, later.clone()).await.0, [], "a run that goes on may still come to it");
+    fake.end_run(run, true);
+    let error = client.follow(run, later).next().await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("step `nope`"), "{error}");
     server.stop().await;
 }

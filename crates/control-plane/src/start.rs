@@ -125,6 +125,7 @@ impl Orchestrator {
         let data = DataDir::open(&candidates)?;
         let fresh = format!("node-{}", &around.ids.uuid().simple().to_string()[20..]);
         let instance = data.instance_id(config.instance_id.as_deref(), &fresh)?;
+        kici_telemetry::name_instance(instance.as_str());
         // The port is bound before anything is changed: a second start on a taken address changes nothing.
         let address = config.listen;
         let listener = TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })?;

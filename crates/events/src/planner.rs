@@ -184,8 +184,13 @@ impl Planner {
         let set = self.compiled.get(&key, files);
         for (path, file) in set.files.iter().filter(|(_, file)| file.has_errors()) {
             decision.invalid = true;
-            let first = file.diagnostics.iter().find(|d| d.is_error()).map(|d| d.message.as_str()).unwrap_or_default();
-            decision.notes.push(format!("{path} is invalid: {first}"));
+            let mut errors = file.diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
+            let first = errors.next().map(|diagnostic| diagnostic.message.as_str()).unwrap_or_default();
+            let more = match errors.count() {
+                0 => String::new(),
+                count => format!("; and {count} more, which `event explain` shows"),
+            };
+            decision.notes.push(format!("{path} is invalid: {first}{more}"));
         }
         decision.trace.files(&set);
         set

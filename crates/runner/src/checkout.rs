@@ -270,7 +270,7 @@ impl Checkout<'_> {
 }
 
 fn fetch_args(depth: u32, what: &str) -> Vec<String> {
-    let mut args = vec!["--no-tags".to_owned(), "--no-recurse-submodules".to_owned(), "--progress".to_owned()];
+    let mut args = vec!["--no-tags".to_owned(), "--no-recurse-submodules".to_owned(), "--no-progress".to_owned()];
     if depth > 0 {
         args.push(format!("--depth={depth}"));
     }

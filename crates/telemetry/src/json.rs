@@ -1,6 +1,7 @@
 //! The JSON form of a log line: one flat object, so that a log store can index `run_id` without knowing span names.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
@@ -14,6 +15,9 @@ use crate::logging::Service;
 
 /// Names that belong to the line itself; a field of that name is left out rather than printed twice.
 const OWN: [&str; 5] = ["timestamp", "level", "message", "service", "instance_id"];
+
+/// The name of this process, where it became known after the log began.
+pub(crate) static INSTANCE: OnceLock<String> = OnceLock::new();
 
 /// Formats an event with its span fields, outermost first, as one flat object. Inner spans win over outer ones and the
 /// event wins over both.
@@ -59,7 +63,10 @@ where
         line.insert("level".into(), metadata.level().as_str().to_ascii_lowercase().into());
         line.insert("message".into(), collector.message.into());
         line.insert("service".into(), self.service.into());
-        line.insert("instance_id".into(), self.instance_id.clone().into());
+        let id = Some(&self.instance_id).filter(|id| !id.is_empty()).or_else(|| INSTANCE.get());
+        if let Some(id) = id {
+            line.insert("instance_id".into(), id.clone().into());
+        }
         line.insert("target".into(), metadata.target().into());
         line.extend(collector.fields);
         writeln!(writer, "{}", Value::Object(line))

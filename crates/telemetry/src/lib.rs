@@ -9,7 +9,7 @@ mod json;
 mod logging;
 pub mod metrics;
 
-pub use logging::{Format, Service, TelemetryConfig, init};
+pub use logging::{Format, Service, TelemetryConfig, init, name_instance};
 
 /// Why the logging or metrics set-up of a process failed.
 #[derive(Debug, thiserror::Error)]

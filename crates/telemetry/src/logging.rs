@@ -11,7 +11,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::TelemetryError;
-use crate::json::FlatJson;
+use crate::json::{FlatJson, INSTANCE};
 
 /// The program that speaks; the `service` field of every line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,8 @@ impl FromStr for Format {
 pub struct TelemetryConfig {
     /// Who speaks.
     pub service: Service,
-    /// `instance.id` of an orchestrator, the agent id of an agent.
+    /// `instance.id` of an orchestrator, the agent id of an agent. Empty where it is kept in a directory that is not
+    /// open yet; [`name_instance`] then tells it.
     pub instance_id: String,
     /// A level (`info`) or a filter (`info,kici_dispatch=debug`).
     pub level: String,
@@ -83,6 +84,11 @@ pub fn init(config: &TelemetryConfig) -> Result<(), TelemetryError> {
         .map_err(|_| TelemetryError::AlreadyInstalled("log subscriber"))?;
     log_panics();
     Ok(())
+}
+
+/// Gives the process the name that its further log lines carry, unless the configuration gave one. The first call counts.
+pub fn name_instance(id: &str) {
+    INSTANCE.get_or_init(|| id.to_owned());
 }
 
 fn subscriber<W>(
@@ -192,6 +198,19 @@ mod tests {
         assert_eq!(line["target"], "kici_telemetry::logging::tests");
         let time = line["timestamp"].as_str().unwrap();
         assert!(time.ends_with('Z') && time.as_bytes()[10] == b'T', "{time}");
+    }
+
+    #[test]
+    fn a_name_that_comes_late_is_in_the_lines_after_it() {
+        let unnamed = TelemetryConfig { instance_id: String::new(), ..config("info", Format::Json) };
+        let lines = logged(&unnamed, false, || {
+            tracing::info!("one");
+            name_instance("node-2");
+            tracing::info!("two");
+        })
+        .json();
+        assert!(lines[0].get("instance_id").is_none());
+        assert_eq!(lines[1]["instance_id"], "node-2");
     }
 
     #[test]

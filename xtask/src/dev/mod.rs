@@ -180,7 +180,9 @@ impl Session<'_> {
 
     /// Sends one push and shows what comes of it.
     async fn run(&mut self, push: &Push) -> Result<u8> {
-        let labels = labels::wanted(&self.repo.workflows(&push.after)?);
+        let files = self.repo.workflows(&push.after)?;
+        let mistakes = report::mistakes(&files, self.screen.coloured());
+        let labels = labels::wanted(&files);
         if self.stack.offer(labels).await? {
             println!("agent      labels {}", self.stack.labels());
         }
@@ -190,8 +192,11 @@ impl Session<'_> {
             decided = server.decided(delivery) => decided?,
             error = self.stack.failed() => return Err(error),
         };
+        for mistake in &mistakes {
+            println!("\n{mistake}");
+        }
         if decided.runs.is_empty() {
-            return self.nothing(&decided);
+            return self.nothing(&decided, !mistakes.is_empty());
         }
         if let Some(note) = &decided.delivery.note {
             println!("note: {note}");
@@ -225,12 +230,15 @@ impl Session<'_> {
         Ok(if report::all_succeeded(&details) { SUCCEEDED } else { FAILED })
     }
 
-    fn nothing(&self, decided: &server::Decided) -> Result<u8> {
+    /// Says why nothing ran. What is wrong with the files was shown before where `explained`.
+    fn nothing(&self, decided: &server::Decided, explained: bool) -> Result<u8> {
         let delivery = &decided.delivery;
-        let error = delivery.error.iter().chain(&delivery.note).cloned().collect::<Vec<_>>().join("\n");
-        println!("\nnothing ran: {}", delivery.status);
-        if !error.is_empty() {
-            println!("{error}");
+        // The note about a file names only its first mistake.
+        let note = delivery.note.iter().filter(|_| !explained);
+        let why = delivery.error.iter().chain(note).cloned().collect::<Vec<_>>();
+        println!("\nnothing ran: {}", report::nothing(&delivery.status));
+        for line in why {
+            println!("{line}");
         }
         let decisions = server::decisions(decided).context("the decision trace")?;
         if !decisions.is_empty() {

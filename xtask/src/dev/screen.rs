@@ -75,6 +75,11 @@ impl Screen {
         }
     }
 
+    /// Whether colours are wanted.
+    pub(crate) fn coloured(&self) -> bool {
+        self.colour
+    }
+
     /// Text in a colour, if colours are wanted.
     pub(crate) fn paint(&self, colour: u8, text: &str) -> String {
         if self.colour { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }

@@ -92,9 +92,8 @@ pub(crate) struct Stack {
 /// Builds the programs and answers where they are.
 pub(crate) fn build(workspace: &Workspace, release: bool) -> Result<PathBuf> {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
-    cmd!(workspace.shell, "cargo build --quiet --locked -p kici-orchestrator -p kici-agent {profile...}")
-        .quiet()
-        .run()?;
+    // Not quiet: the first time takes minutes.
+    cmd!(workspace.shell, "cargo build --locked -p kici-orchestrator -p kici-agent {profile...}").quiet().run()?;
     // Beside us, or in the folder beside ours. Asking cargo would cost a third of a second.
     let own = std::env::current_exe()?;
     let target = own.ancestors().nth(2).context("xtask does not lie in a target directory")?;

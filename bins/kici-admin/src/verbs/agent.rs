@@ -20,7 +20,7 @@ pub(crate) enum Verb {
         #[arg(long, value_parser = parse_status)]
         status: Option<AgentStatus>,
     },
-    /// Give an agent no more work; what it has runs on
+    /// Give an agent no more work; it ends its jobs, then itself
     Drain {
         /// Its id
         id: AgentId,

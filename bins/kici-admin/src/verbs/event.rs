@@ -6,6 +6,7 @@ use std::io::Write as _;
 use clap::Subcommand;
 use kici_api::client::Client;
 use kici_api::dto::events::{DeliveryFilter, DeliveryView, Discard, Explanation};
+use kici_engine::diagnostic::{Diagnostic, render_short};
 use kici_engine::ids::DeliveryRowId;
 use kici_engine::trigger::{Outcome, WorkflowDecision};
 
@@ -195,6 +196,10 @@ fn show(out: &Output, delivery: &DeliveryView) -> String {
 
 fn explain(out: &Output, explanation: &Explanation) -> String {
     let mut people = show(out, &explanation.delivery);
+    let mistakes: Vec<_> = explanation.trace.iter().flat_map(mistakes).collect();
+    if !mistakes.is_empty() {
+        people.push_str(&format!("\n{}\n", mistakes.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")));
+    }
     let decisions = explanation.trace.as_ref().and_then(|trace| {
         let workflows = trace.get("workflows").unwrap_or(trace);
         serde_json::from_value::<Vec<WorkflowDecision>>(workflows.clone()).ok()
@@ -215,6 +220,16 @@ fn explain(out: &Output, explanation: &Explanation) -> String {
         _ = write!(people, "\nstarted {} of {}: {}", run.run_id, printable(&run.workflow), run.status);
     }
     people
+}
+
+/// What is wrong with the workflow files, a line each.
+fn mistakes(trace: &serde_json::Value) -> Vec<String> {
+    let files = trace.get("files").and_then(serde_json::Value::as_array);
+    let diagnostics = files.into_iter().flatten().filter_map(|file| file.get("diagnostics"));
+    diagnostics
+        .filter_map(|list| serde_json::from_value::<Vec<Diagnostic>>(list.clone()).ok())
+        .flat_map(|list| list.iter().map(|each| render_short(each).trim_end().to_owned()).collect::<Vec<_>>())
+        .collect()
 }
 
 fn decision_lines(decision: &WorkflowDecision) -> String {
@@ -238,4 +253,23 @@ fn decision_lines(decision: &WorkflowDecision) -> String {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use kici_engine::compile::compile_set;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_mistake_of_a_file_is_in_the_explanation() {
+        let text = "on: push\njobs:\n  x: { runs_on: default, runn: 'true' }\n  y: { needs: z, runs_on: default, run: 'true' }\n";
+        let set = compile_set(&[(".kici/workflows/a.yaml".to_owned(), text.to_owned())]);
+        let trace = json!({ "files": [{ "path": "a", "diagnostics": set.files[0].1.diagnostics }], "workflows": [] });
+        let found = mistakes(&trace);
+        assert!(found.iter().any(|line| line.contains("a.yaml:3") && line.contains("runn")), "{found:#?}");
+        assert!(found.iter().any(|line| line.contains("a.yaml:4")), "{found:#?}");
+        assert_eq!(mistakes(&json!([])), Vec::<String>::new());
+    }
 }

@@ -53,7 +53,10 @@ pub(crate) async fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Orchestrator(verb) => orchestrator::run(&context, verb).await,
         Command::Diagnose => diagnose::run(&context).await,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "kici-admin", &mut std::io::stdout());
+            // Into memory first: the generator panics when its reader goes away.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "kici-admin", &mut script);
+            context.out.print(String::from_utf8_lossy(&script).trim_end())?;
             Ok(0)
         }
     }

@@ -58,7 +58,7 @@ pub(crate) enum Verb {
 pub(crate) enum Add {
     /// A GitHub App
     Github {
-        /// Name, 1 to 63 of a-z, 0-9 and -
+        /// Name, 1 to 64 of a-z, 0-9, . _ -
         name: String,
         /// The App's numeric id
         #[arg(long)]
@@ -74,7 +74,7 @@ pub(crate) enum Add {
     },
     /// Anything that can send a webhook
     Generic {
-        /// Name, 1 to 63 of a-z, 0-9 and -
+        /// Name, 1 to 64 of a-z, 0-9, . _ -
         name: String,
         /// How a call proves where it comes from
         #[arg(long, default_value = "hmac")]
@@ -96,7 +96,7 @@ pub(crate) enum Add {
     },
     /// A repository on the orchestrator's disk
     Local {
-        /// Name, 1 to 63 of a-z, 0-9 and -
+        /// Name, 1 to 64 of a-z, 0-9, . _ -
         name: String,
         /// Path of the repository on the orchestrator's machine
         path: PathBuf,
@@ -141,6 +141,9 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Add(add) => {
             let source = client.add_source(&request(add)?).await?;
             out.say(format!("source `{}` added; it takes webhooks at {}", source.name, source.webhook_path));
+            if let Some(missing) = missing(&source) {
+                out.say(format!("warning: {missing}"));
+            }
             show(context, &source)?;
         }
         Verb::List => out.page(&client.sources().await?, "no sources; add one with `source add`", &columns(context))?,
@@ -158,6 +161,25 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
         }
     }
     Ok(0)
+}
+
+/// What a source lacks so that it can do nothing yet. Secrets are given when a source is added and not later.
+fn missing(source: &SourceView) -> Option<String> {
+    let lacks = |secret: &str| !source.secrets.iter().any(|name| name == secret);
+    let verification = source.config.pointer("/verification/type").and_then(Json::as_str);
+    let signed = match source.kind {
+        SourceKind::Github => true,
+        SourceKind::Generic => !matches!(verification, Some("cidr" | "none")),
+        SourceKind::Local => false,
+    };
+    let (what, option) = if signed && lacks("webhook_secret") {
+        ("a webhook secret every webhook is refused", "--webhook-secret-file")
+    } else if source.kind == SourceKind::Github && lacks("private_key") {
+        ("the App's private key its workflows cannot be read", "--private-key-file")
+    } else {
+        return None;
+    };
+    Some(format!("without {what}; remove `{}` and add it again with {option}", source.name))
 }
 
 fn request(add: Add) -> Result<AddSource, Failure> {

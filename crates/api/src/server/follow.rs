@@ -26,6 +26,9 @@ const REAUTH: Duration = Duration::from_secs(60);
 /// How long the last lines may take to arrive once the run has ended.
 const LAST_LINES: Duration = Duration::from_secs(30);
 
+/// How long the end of a job waits for the job's last lines, so that it is told after them.
+const END_AFTER_LINES: Duration = Duration::from_secs(2);
+
 /// A step of one hand-over.
 type StepId = (JobId, u32, String);
 
@@ -50,6 +53,8 @@ pub(super) struct Follower {
     run_status: RunStatus,
     run_told: Option<RunStatus>,
     jobs: HashMap<JobId, (JobStatus, Option<String>, Option<String>)>,
+    /// Ends of jobs that are told once their lines are.
+    late: Vec<(JobId, Instant, FollowEvent)>,
     steps: BTreeMap<StepId, StepLog>,
     /// Steps with unread lines take turns.
     turn: Option<StepId>,
@@ -64,7 +69,7 @@ impl Follower {
     /// Begins to follow.
     ///
     /// # Errors
-    /// 404 when the run, or a job that is asked for, does not exist; what the port says otherwise.
+    /// 404 when the run, a job, or a step of a run that has ended does not exist; what the port says otherwise.
     pub async fn open(
         ports: Ports,
         caller: Caller,
@@ -84,6 +89,7 @@ impl Follower {
             run_status: detail.run.status,
             run_told: None,
             jobs: HashMap::new(),
+            late: Vec::new(),
             steps: BTreeMap::new(),
             turn: None,
             out: VecDeque::new(),
@@ -103,6 +109,13 @@ impl Follower {
             return Err(Problem::not_found(format_args!("job `{job}` of {run}")));
         }
         follower.apply(detail).await?;
+        // A run that goes on may still come to a step of that name.
+        if let Some(step) = &follower.request.step
+            && follower.run_status.is_terminal()
+            && follower.steps.is_empty()
+        {
+            return Err(Problem::not_found(format_args!("step `{step}` of {run}")));
+        }
         Ok(follower)
     }
 
@@ -140,7 +153,26 @@ impl Follower {
         Ok(())
     }
 
+    /// Tells the ends of jobs whose lines are told or late, and the run's status after them.
+    fn tell_ends(&mut self, all: bool) {
+        let now = Instant::now();
+        for (job, since, event) in std::mem::take(&mut self.late) {
+            let lines_wait = self.steps.iter().any(|(id, log)| id.0 == job && !log.complete);
+            if lines_wait && !all && now.duration_since(since) < END_AFTER_LINES {
+                self.late.push((job, since, event));
+            } else {
+                self.out.push_back(event);
+            }
+        }
+        let run_waits = self.run_status.is_terminal() && !self.late.is_empty();
+        if self.run_told != Some(self.run_status) && !run_waits {
+            self.run_told = Some(self.run_status);
+            self.out.push_back(FollowEvent::Run { run_id: self.run, status: self.run_status });
+        }
+    }
+
     fn end(&mut self, reason: EndReason) {
+        self.tell_ends(true);
         self.out.push_back(FollowEvent::End { reason, status: self.run_status });
         self.ended = true;
     }
@@ -157,14 +189,23 @@ impl Follower {
             let failure = job.failure.as_ref().map(|f| f.message.clone().unwrap_or_else(|| f.reason.to_string()));
             let reason = failure.or_else(|| job.routing_reason.clone());
             let known = (job.status, job.agent_id.clone(), reason.clone());
-            if self.jobs.insert(job.id, known.clone()).as_ref() != Some(&known) {
-                self.out.push_back(FollowEvent::Job {
-                    job_id: job.id,
-                    name: job.name.clone(),
-                    status: job.status,
-                    agent_id: job.agent_id.clone(),
-                    reason,
-                });
+            let before = self.jobs.insert(job.id, known.clone());
+            if before.as_ref() == Some(&known) {
+                continue;
+            }
+            let event = FollowEvent::Job {
+                job_id: job.id,
+                name: job.name.clone(),
+                status: job.status,
+                agent_id: job.agent_id.clone(),
+                reason,
+            };
+            self.late.retain(|(id, ..)| *id != job.id);
+            // The first word about a job gives its name, so it comes before everything else.
+            if before.is_some() && job.status.is_terminal() {
+                self.late.push((job.id, Instant::now(), event));
+            } else {
+                self.out.push_back(event);
             }
         }
         let one = (wanted.len() == 1).then(|| JobRef::Id(wanted[0].id));
@@ -178,10 +219,7 @@ impl Follower {
                 log.complete = true;
             }
         }
-        if self.run_told != Some(self.run_status) {
-            self.run_told = Some(self.run_status);
-            self.out.push_back(FollowEvent::Run { run_id: self.run, status: self.run_status });
-        }
+        self.tell_ends(false);
         Ok(())
     }
 
@@ -238,6 +276,7 @@ impl Follower {
             self.out.push_back(FollowEvent::Lines { job_id, epoch, step, lines: range.lines });
         }
         self.turn = Some(id);
+        self.tell_ends(false);
         Ok(())
     }
 
@@ -250,7 +289,8 @@ impl Follower {
                 return self.end(EndReason::Incomplete);
             }
         }
-        match tokio::time::timeout(ALIVE, self.changes.recv()).await {
+        let patience = if self.late.is_empty() { ALIVE } else { END_AFTER_LINES };
+        match tokio::time::timeout(patience, self.changes.recv()).await {
             Ok(received) => {
                 self.received(received);
                 // Changes that are there already are taken together: one look serves them all.
@@ -258,6 +298,7 @@ impl Follower {
                     self.received(received);
                 }
             }
+            Err(_) if !self.late.is_empty() => self.stale = true,
             Err(_) => {
                 self.stale = true;
                 self.out.push_back(FollowEvent::Alive {});

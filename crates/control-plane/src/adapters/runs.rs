@@ -203,7 +203,8 @@ impl Runs for RunBook {
                 return Err(Problem::new(Code::RunActive, detail));
             }
             Rerun::NothingFailed => {
-                let detail = format!("no job of run {id} failed; leave out failed_only to repeat all of it");
+                let detail =
+                    format!("no job of run {id} failed, so there is nothing to repeat; repeat the whole run instead");
                 return Err(Problem::new(Code::Conflict, detail));
             }
             Rerun::Planned(new) => *new,

@@ -82,8 +82,9 @@ impl SourceShelf {
             SourceKind::Generic => kici_forge::SourceKind::Generic,
             SourceKind::Local => kici_forge::SourceKind::Local,
         };
-        let rejected =
-            |error: kici_forge::ConfigError| Problem::rejected(format!("config.{}", error.field), error.to_string());
+        let rejected = |error: kici_forge::ConfigError| {
+            Problem::rejected(format!("config.{}", error.field), format!("{}; {}", error.problem, error.remedy))
+        };
         let config = SourceConfig::from_json(kind, request.config.clone()).map_err(rejected)?;
         if let SourceConfig::Local(local) = &config {
             local.check_allowed(&self.local_paths).map_err(rejected)?;

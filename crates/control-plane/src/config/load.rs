@@ -367,6 +367,17 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_page_in_docs_is_fresh() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration-reference.md");
+        let expected = reference_page();
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(&path, &expected).unwrap();
+        }
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(found == expected, "docs/configuration-reference.md is stale; run `cargo xtask gen`");
+    }
+
+    #[test]
     fn a_faulty_secret_is_not_printed() {
         let found = problems(&layers(&[("KICI_SECRETS_KEY", "hunter2"), ("KICI_SECRETS_KEY_FILE", "/nope")], None));
         assert!(!found.join(" ").contains("hunter2"), "{found:?}");

@@ -130,6 +130,7 @@ impl Agent {
             Ok(opened) => opened?,
             Err(error) => return Ok(Ended { exit: 1, message: Some(error.to_string()) }),
         };
+        kici_telemetry::name_instance(state.agent_id.as_str());
         tracing::info!(agent = %state.agent_id, url = config.orchestrator_url, "the agent starts");
         let (job_events, mut from_jobs) = mpsc::channel(EVENTS);
         let (postings, to_write) = mpsc::channel(POSTINGS);
