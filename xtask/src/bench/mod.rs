@@ -11,6 +11,7 @@ mod stats;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
@@ -26,7 +27,7 @@ use crate::dev::{server, stack};
 use crate::workspace::Workspace;
 
 /// A row of the result: the key, what it is, and the goal with its direction.
-const ROWS: [(&str, &str, &str); 15] = [
+const ROWS: [(&str, &str, &str); 16] = [
     ("accept_p50_ms", "webhook accepted at 50/s, p50 (ms)", "<= 5"),
     ("accept_p99_ms", "webhook accepted at 50/s, p99 (ms)", "<= 25"),
     ("offer_p50_ms", "webhook to offer at the agent, p50 (ms)", ""),
@@ -38,11 +39,15 @@ const ROWS: [(&str, &str, &str); 15] = [
     ("jobs_per_s", "jobs done, 50 simulated agents (1/s)", ">= 300"),
     ("log_lines_per_s", "log lines durable (1/s)", ">= 200000"),
     ("orchestrator_resident_mib", "orchestrator resident, idle (MiB)", "<= 40"),
+    ("orchestrator_loaded_mib", "orchestrator resident, at the end of the load (MiB)", ""),
     ("agent_resident_mib", "agent resident, idle (MiB)", "<= 15"),
     ("start_p50_ms", "start to ready, p50 (ms)", "<= 200"),
     ("compile_p50_ms", "compile a file of 200 lines, p50 (ms)", "<= 2"),
     ("compile_lines", "lines of that file", ""),
 ];
+
+/// Limit of one part of the measurements.
+const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Backend {
@@ -95,22 +100,29 @@ async fn measure(binaries: &std::path::Path, backend: Backend, effort: Effort) -
         Backend::Postgres => Some(Postgres::start().await?),
     };
     let node = Arc::new(Node::start(binaries, postgres).await?);
-    let mut figures = compile::measure(effort)?;
-    eprintln!("webhooks");
-    figures.extend(measure::accept(&node, effort).await.context("webhooks")?);
-    eprintln!("offers");
-    figures.extend(measure::offer(&node, effort).await.context("offers")?);
-    eprintln!("real agent");
-    figures.extend(measure::real(&node, effort).await.context("real agent")?);
-    eprintln!("throughput");
-    figures.extend(measure::throughput(&node, effort).await.context("throughput")?);
-    eprintln!("logs");
-    figures.extend(measure::logs(&node, effort).await.context("logs")?);
-    eprintln!("process");
+    let mut figures = load(&node, effort).await.with_context(|| node.said())?;
     let mut node = Arc::into_inner(node).ok_or_else(|| anyhow!("a call is still under way"))?;
-    figures.extend(measure::process(&mut node, effort).await.context("process")?);
+    figures.extend(limited("process", measure::process(&mut node, effort)).await.with_context(|| node.said())?);
     node.stop().await?;
     Ok(figures)
+}
+
+/// Everything that one running orchestrator shows.
+async fn load(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
+    let mut figures = compile::measure(effort)?;
+    figures.extend(limited("webhooks", measure::accept(node, effort)).await?);
+    figures.extend(limited("offers", measure::offer(node, effort)).await?);
+    figures.extend(limited("real agent", measure::real(node, effort)).await?);
+    figures.extend(limited("throughput", measure::throughput(node, effort)).await?);
+    figures.extend(limited("logs", measure::logs(node, effort)).await?);
+    Ok(figures)
+}
+
+/// What hangs is an error with a name, not a program that says nothing.
+async fn limited(name: &'static str, part: impl Future<Output = Result<Figures>>) -> Result<Figures> {
+    eprintln!("{name}");
+    let figures = tokio::time::timeout(LIMIT, part).await;
+    figures.with_context(|| format!("{name}: no result within {} s", LIMIT.as_secs()))?.context(name)
 }
 
 fn table(results: &BTreeMap<Backend, Figures>) -> Table {

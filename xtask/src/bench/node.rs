@@ -50,7 +50,7 @@ const WORKFLOWS: [(&str, &str); 4] = [
     ),
     (
         "first",
-        "runs_on: real\n    checkout: false\n    outputs: { at: '${{ steps.at.outputs.at }}' }\n    steps:\n      - { id: at, run: 'echo \"at=$EPOCHREALTIME\" >> \"$KICI_OUTPUT\"' }",
+        "runs_on: real\n    checkout: false\n    outputs: { at: '${{ steps.at.outputs.at }}' }\n    steps:\n      - { id: at, shell: bash, run: 'echo \"at=$EPOCHREALTIME\" >> \"$KICI_OUTPUT\"' }",
     ),
     ("trivial", "runs_on: real\n    run: 'true'"),
 ];
@@ -136,6 +136,12 @@ impl Node {
     /// Resident memory of the orchestrator in MiB.
     pub(crate) fn resident(&self) -> Result<f64> {
         resident(self.orchestrator.as_ref().context("the orchestrator is stopped")?)
+    }
+
+    /// What the orchestrator said last, for errors.
+    pub(crate) fn said(&self) -> String {
+        let said = self.orchestrator.as_ref().map(Program::said).unwrap_or_default();
+        format!("the end of the orchestrator's log:\n{said}\n")
     }
 
     pub(crate) async fn stop(mut self) -> Result<()> {

@@ -52,6 +52,11 @@ impl Program {
         self.group.as_raw()
     }
 
+    /// The end of what it printed.
+    pub(crate) fn said(&self) -> String {
+        tail(&self.log)
+    }
+
     /// Waits until the program ends by itself, which it should not, and says what it said last.
     pub(crate) async fn ended(&mut self) -> anyhow::Error {
         match self.child.wait().await {
