@@ -110,5 +110,4 @@ async fn a_full_disk_of_an_agent_pauses_its_step_and_takes_no_work_until_there_i
     stack.mounts[0].free();
     assert_whole(&stack, run).await;
     assert_eq!(stack.ended(waiting).await.run.status, RunStatus::Success, "{}", stack.logs());
-    eprintln!("{}", stack.logs());
 }
