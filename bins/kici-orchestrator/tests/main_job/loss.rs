@@ -46,7 +46,6 @@ async fn finish(stack: &Stack, run: RunId) {
     assert_eq!(stack.log(run, "count").await, expected);
     assert_eq!(fs::read_to_string(stack.dir.path().join("judge")).unwrap(), "once\n");
     assert_eq!(ended.jobs[0].epoch, 1);
-    eprintln!("{}", stack.logs());
 }
 
 #[tokio::test]
