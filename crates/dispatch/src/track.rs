@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
-use kici_engine::state::{JobStatus, RunStatus};
+use kici_engine::state::{JobStatus, RunStatus, StepStatus};
 use kici_protocol::NOT_ASSIGNED;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_protocol::agent::{NackCode, StartDenied, StartGranted};
@@ -48,13 +48,8 @@ impl Dispatcher {
                 match frame {
                     JobFrame::Step(step) => steps.push((seq, *step)),
                     JobFrame::Finished(done) => {
-                        // Both are handed to the store at once, in order, and share a commit.
                         let before = std::mem::take(&mut steps);
-                        tokio::join!(
-                            biased;
-                            self.write_steps(session, job, before),
-                            self.job_finished(session, job, seq, *done)
-                        );
+                        self.job_finished(session, job, before, seq, *done).await;
                     }
                     other => {
                         self.write_steps(session, job, std::mem::take(&mut steps)).await;
@@ -240,6 +235,17 @@ impl Dispatcher {
                 return;
             }
         };
+        self.steps_written(session, job, seqs, written, told).await;
+    }
+
+    async fn steps_written(
+        &self,
+        session: &Session,
+        job: JobRef,
+        seqs: Vec<u64>,
+        written: Vec<StepWritten>,
+        told: Vec<(String, StepStatus)>,
+    ) {
         for ((seq, written), (step_key, status)) in seqs.into_iter().zip(written).zip(told) {
             match written {
                 StepWritten::Stale => session.nack(seq, NackCode::StaleEpoch, NOT_ASSIGNED, 0).await,
@@ -256,7 +262,17 @@ impl Dispatcher {
         }
     }
 
-    async fn job_finished(self: &Arc<Self>, session: &Session, job: JobRef, seq: u64, done: Finished) {
+    /// The result of a job, with the words on its steps that came before it: one commit, or none of them.
+    async fn job_finished(
+        self: &Arc<Self>,
+        session: &Session,
+        job: JobRef,
+        before: Vec<(u64, StepWrite)>,
+        seq: u64,
+        done: Finished,
+    ) {
+        let (seqs, steps): (Vec<u64>, Vec<StepWrite>) = before.into_iter().unzip();
+        let told: Vec<_> = steps.iter().map(|step| (step.step_key.clone(), step.status)).collect();
         let result = JobResult {
             job,
             agent_id: Some(session.agent_id.clone()),
@@ -268,12 +284,26 @@ impl Dispatcher {
             log_bytes: done.log_bytes,
             at: Some(done.at),
         };
-        match self.write(|| self.store.job_finish(result.clone(), self.activate())).await {
-            Written::Done(JobFinished::Applied(effects)) => {
+        let written = self.write(|| self.store.job_report(steps.clone(), result.clone(), self.activate())).await;
+        let finished = match written {
+            Written::Done((written, finished)) => {
+                self.steps_written(session, job, seqs, written, told).await;
+                finished
+            }
+            Written::NotNow => {
+                for seq in seqs.into_iter().chain([seq]) {
+                    let detail = "the database does not answer";
+                    session.nack(seq, NackCode::Unavailable, detail, UNAVAILABLE_RETRY_MS).await;
+                }
+                return;
+            }
+        };
+        match finished {
+            JobFinished::Applied(effects) => {
                 session.link.settle(seq);
                 self.apply_effects(&effects);
             }
-            Written::Done(JobFinished::Duplicate(stored)) => {
+            JobFinished::Duplicate(stored) => {
                 if stored != result.status {
                     meters::nonmonotonic(result.status.as_str());
                     tracing::info!(job = %job.job_id, %stored, reported = %result.status, "a job had ended otherwise before");
@@ -283,11 +313,8 @@ impl Dispatcher {
                 }
                 session.link.settle(seq);
             }
-            Written::Done(JobFinished::Stale) => session.nack(seq, NackCode::StaleEpoch, NOT_ASSIGNED, 0).await,
-            Written::Done(JobFinished::NotOwned) => session.nack(seq, NackCode::Refused, NOT_ASSIGNED, 0).await,
-            Written::NotNow => {
-                session.nack(seq, NackCode::Unavailable, "the database does not answer", UNAVAILABLE_RETRY_MS).await;
-            }
+            JobFinished::Stale => session.nack(seq, NackCode::StaleEpoch, NOT_ASSIGNED, 0).await,
+            JobFinished::NotOwned => session.nack(seq, NackCode::Refused, NOT_ASSIGNED, 0).await,
         }
     }
 

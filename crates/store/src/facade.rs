@@ -313,6 +313,9 @@ facade! {
     write(Lane::META) steps::job_heartbeats(beats: Vec<(JobRef, Ts)>) -> ();
     /// Ends a job and does all that follows, in one transaction.
     write(Lane::of(result.job.run_id.uuid())) runs::job_finish(result: JobResult, activate: Arc<dyn Activate>) -> JobFinished;
+    /// As [`Store::job_finish`], after the last words on its steps, in one transaction: a reader that sees the job ended
+    /// sees its steps.
+    write(Lane::of(result.job.run_id.uuid())) runs::job_report(steps: Vec<StepWrite>, result: JobResult, activate: Arc<dyn Activate>) -> (Vec<StepWritten>, JobFinished);
     /// Ends a job without a result of its agent (loss, expiry, unroutable), in one transaction. `Stale` when the row is
     /// no longer in the expected state.
     write(Lane::of(request.job.run_id.uuid())) runs::job_fail(request: FailRequest, activate: Arc<dyn Activate>) -> JobFinished;

@@ -270,7 +270,10 @@ impl Follower {
         let range = self.ports.runs.logs(&self.caller, &request).await?;
         log.next_seq = log.next_seq.max(range.next_seq);
         log.complete |= range.complete;
-        log.unread = !range.complete && range.lines.len() >= DEFAULT_LINES as usize;
+        // A range may end early for its size. While the step goes on, the next change says so; after its end none may come.
+        let ended = log.status.is_some_and(StepStatus::is_terminal);
+        let least = if ended { 1 } else { DEFAULT_LINES as usize };
+        log.unread = !range.complete && range.lines.len() >= least;
         if !range.lines.is_empty() {
             let (job_id, epoch, step) = id.clone();
             self.out.push_back(FollowEvent::Lines { job_id, epoch, step, lines: range.lines });

@@ -120,16 +120,16 @@ impl LogReader {
         let step = step.clone();
         let read = tokio::task::spawn_blocking(move || {
             // The mark is read first: what is then found at the end of the segment is all there is.
-            let sealed = read_mark(&dir, &step).is_some();
-            read_segment(&path, known, from_seq, limit).map(|found| found.map(|found| (found, sealed)))
+            let size = read_mark(&dir, &step).map(|mark| mark.bytes);
+            read_segment(&path, known, from_seq, limit).map(|found| found.map(|found| (found, size)))
         });
         let read = read.await.map_err(io::Error::other)??;
-        let Some(((data, end), sealed)) = read else { return Ok(None) };
+        let Some(((data, end), size)) = read else { return Ok(None) };
         let lines = parse(&data, from_seq);
         let next_seq = from_seq + lines.len() as u64;
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         marks.put((key, place.1, next_seq), end);
-        Ok(Some(LogRange { complete: sealed && lines.is_empty(), lines, next_seq }))
+        Ok(Some(LogRange { complete: size.is_some_and(|size| end >= size), lines, next_seq }))
     }
 }
 

@@ -251,8 +251,13 @@ impl Registry {
         } else if entry.draining.as_deref() == Some(said("").as_str()) {
             entry.draining = None;
         }
+        let was_unwell = entry.resetting || !entry.degraded.is_empty();
         entry.resetting = report.resetting;
         entry.degraded = report.degraded;
+        if was_unwell && !entry.resetting && entry.degraded.is_empty() {
+            // What it refused meanwhile it may take now.
+            entry.refused.clear();
+        }
         let held = entry.jobs.len();
         let differs = held != report.active_jobs as usize && entry.reported_jobs == Some(report.active_jobs);
         entry.reported_jobs = Some(report.active_jobs);

@@ -98,6 +98,8 @@ impl Agent {
             }
         }
         if let Some((reason, detail)) = self.full() {
+            // The orchestrator shall know before the refusal that offers are of no use now.
+            self.check_disk();
             return self.reject(job, reason, &detail);
         }
         let spec: JobSpec = match serde_json::from_slice(&offer.spec_json) {

@@ -17,7 +17,7 @@ use crate::advance::RunState;
 use crate::ctx::Ctx;
 use crate::model::{
     Activate, CancelOutcome, CancelRequest, CreatedRun, Effects, FailRequest, Guarded, Job, JobFinished, JobRef,
-    JobResult, JobStart, NeedEdge, NewJob, NewRun, Run,
+    JobResult, JobStart, NeedEdge, NewJob, NewRun, Run, StepWrite, StepWritten,
 };
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
@@ -322,6 +322,17 @@ fn job_row(position: i64, job: &Job) -> JobRow {
         timeout_ms: millis_of(job.timeout),
         cancel_deadline: None,
     }
+}
+
+pub(crate) async fn job_report(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    steps: &[StepWrite],
+    result: &JobResult,
+    activate: &Arc<dyn Activate>,
+) -> Result<(Vec<StepWritten>, JobFinished), StoreError> {
+    let written = super::steps::step_upsert(conn, ctx, steps).await?;
+    Ok((written, job_finish(conn, ctx, result, activate).await?))
 }
 
 pub(crate) async fn job_finish(
