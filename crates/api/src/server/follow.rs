@@ -239,13 +239,11 @@ impl Follower {
                 exit_code: step.exit_code,
             });
         }
-        // The totals in the row may lag behind the lines, so an open log is always read.
-        if self.request.statuses_only {
-            log.complete = true;
-        } else if !log.complete {
-            log.unread = !(step.log.complete && log.next_seq >= step.log.lines);
-            log.complete = !log.unread;
-        }
+        // The totals in the row may lag behind the lines, even behind the last of them, so a log is read until its end
+        // or the totals of a step that has ended are reached.
+        let all = step.status.is_terminal() && step.log.lines > 0 && log.next_seq >= step.log.lines;
+        log.complete |= self.request.statuses_only || (step.log.complete && all);
+        log.unread = !log.complete;
     }
 
     /// The unread step after the one that was read last.

@@ -1,9 +1,9 @@
 //! Reading logs back, live or sealed, by line number.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fs, io};
 
 use kici_api::dto::logs::{LogLine, LogRange, LogStream};
 use kici_blobs::{BlobError, Blobs, log as sealed};
@@ -118,15 +118,19 @@ impl LogReader {
         let read = tokio::task::spawn_blocking(move || {
             // The mark is read first: what is then found at the end of the segment is all there is.
             let sealed = read_mark(&dir, &step).is_some();
-            read_segment(&path, known, from_seq, limit).map(|found| found.map(|found| (found, sealed)))
+            let found = read_segment(&path, known, from_seq, limit)?;
+            Ok(found.map(|(data, end)| {
+                let all = sealed && fs::metadata(&path).is_ok_and(|file| file.len() <= end);
+                (data, end, all)
+            }))
         });
-        let read = read.await.map_err(io::Error::other)??;
-        let Some(((data, end), sealed)) = read else { return Ok(None) };
+        let read: io::Result<_> = read.await.map_err(io::Error::other)?;
+        let Some((data, end, complete)) = read? else { return Ok(None) };
         let lines = parse(&data, from_seq);
         let next_seq = from_seq + lines.len() as u64;
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         marks.put((key, place.1, next_seq), end);
-        Ok(Some(LogRange { complete: sealed && lines.is_empty(), lines, next_seq }))
+        Ok(Some(LogRange { complete, lines, next_seq }))
     }
 }
 
