@@ -201,6 +201,9 @@ async fn without_follow_the_answer_ends_at_once_and_filters_hold() {
     assert_eq!((lines.len(), status), (2, Some(RunStatus::Running)));
     let one = FollowRequest { step: Some("1".into()), job: Some("build".into()), ..FollowRequest::default() };
     assert_eq!(follow_all(&client, run, one).await.0, [(job, "step-main-1".to_owned(), 0)]);
+    // The row of a step may know of the end before it knows of the lines.
+    fake.world().steps[0].log.complete = true;
+    assert_eq!(follow_all(&client, run, FollowRequest::default()).await.0.len(), 2);
     let quiet = FollowRequest { statuses_only: true, ..FollowRequest::default() };
     assert_eq!(follow_all(&client, run, quiet).await.0, []);
     let unknown = FollowRequest { job: Some("deploy".into()), ..FollowRequest::default() };

@@ -93,7 +93,14 @@ pub(crate) struct Stack {
 pub(crate) fn build(workspace: &Workspace, release: bool) -> Result<PathBuf> {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
     // Not quiet: the first time takes minutes.
-    cmd!(workspace.shell, "cargo build --locked -p kici-orchestrator -p kici-agent {profile...}").quiet().run()?;
+    let mut build =
+        cmd!(workspace.shell, "cargo build --locked -p kici-orchestrator -p kici-agent {profile...}").quiet();
+    // What cargo told us about ourselves: build scripts that watch these (ring) would run again, and all above them.
+    let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| ours(&name.to_string_lossy())) {
+        build = build.env_remove(name);
+    }
+    build.run()?;
     // Beside us, or in the folder beside ours. Asking cargo would cost a third of a second.
     let own = std::env::current_exe()?;
     let target = own.ancestors().nth(2).context("xtask does not lie in a target directory")?;
