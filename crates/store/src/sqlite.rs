@@ -100,11 +100,7 @@ impl Transact for Conn {
         async move { Ok(self.batch_execute("BEGIN IMMEDIATE").await?) }.boxed()
     }
 
-    fn announce<'a>(&'a mut self, _: &'a Shared, _: &'a [Topic]) -> BoxFuture<'a, Result<(), StoreError>> {
-        std::future::ready(Ok(())).boxed()
-    }
-
-    fn commit(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn commit<'a>(&'a mut self, _: &'a Shared, _: &'a [Topic]) -> BoxFuture<'a, Result<(), StoreError>> {
         async move { Ok(self.batch_execute("COMMIT").await?) }.boxed()
     }
 

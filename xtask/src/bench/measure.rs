@@ -182,7 +182,7 @@ async fn round_of_lines(node: &Node, effort: Effort, agent: &mut Agent) -> Resul
     let mut acks = agent.gateway.clone().stream_logs(request).await?.into_inner();
 
     let data = LINE.repeat(LINES_PER_CHUNK).into_bytes();
-    let count = effort.of(2_000);
+    let count = effort.of(1_000);
     let (lines, total) = ((count * LINES_PER_CHUNK) as u64, (count * data.len()) as u64);
     let start = Instant::now();
     let mut sender = JoinSet::new();

@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 use super::backend::{Conn, Db};
+use super::kept::{Condition, kept};
 use super::rows::{agent_opt, big, clean_opt, count, next, small, ts_opt, word};
 use super::runs::create;
 use super::schema::{decision_traces, deliveries, delivery_bodies};
@@ -26,7 +27,7 @@ use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
 
 #[derive(Queryable, Selectable, Insertable)]
-#[diesel(table_name = deliveries, check_for_backend(Db))]
+#[diesel(table_name = deliveries, check_for_backend(Db), treat_none_as_default_value = false)]
 struct DeliveryRow {
     id: DbId,
     org: String,
@@ -92,8 +93,8 @@ impl DeliveryRow {
 }
 
 /// The delivery is to be processed. A literal, so that both planners use the partial index.
-fn is_received() -> diesel::expression::SqlLiteral<diesel::sql_types::Bool> {
-    diesel::dsl::sql("deliveries.status = 'received'")
+fn is_received() -> Condition {
+    Condition("deliveries.status = 'received'")
 }
 
 pub(crate) async fn delivery_insert(
@@ -107,7 +108,7 @@ pub(crate) async fn delivery_insert(
     let inserted = diesel::insert_into(deliveries::table).values(&row).on_conflict_do_nothing().execute(conn).await?;
     if inserted == 1 {
         put_body(conn, id, &new.headers, &packed).await?;
-        ctx.wake(Topic::Deliveries);
+        wake_unless_claimed(ctx, new);
         return Ok(DeliveryInserted::Inserted(id));
     }
     let (id, status): (DbId, String) = lock_row!(
@@ -142,8 +143,15 @@ pub(crate) async fn delivery_insert(
         ))
         .execute(conn)
         .await?;
-    ctx.wake(Topic::Deliveries);
+    wake_unless_claimed(ctx, new);
     Ok(DeliveryInserted::Reopened(id))
+}
+
+/// A row that its writer has claimed already is no work for anybody else.
+fn wake_unless_claimed(ctx: &Ctx, new: &NewDelivery) {
+    if new.claimed_by.is_none() {
+        ctx.wake(Topic::Deliveries);
+    }
 }
 
 fn new_row(ctx: &Ctx, id: DeliveryRowId, new: &NewDelivery) -> DeliveryRow {
@@ -251,19 +259,17 @@ pub(crate) async fn delivery_finish(
     id: &DeliveryRowId,
     outcome: &DeliveryOutcome,
 ) -> Result<bool, StoreError> {
-    let changed = diesel::update(deliveries::table.find(DbId::from(*id)))
-        .filter(is_received())
-        .set((
-            deliveries::status.eq(outcome.status.as_str()),
-            deliveries::error.eq(clean_opt(outcome.error.as_deref())),
-            deliveries::note.eq(clean_opt(outcome.note.as_deref())),
-            deliveries::claimed_by.eq(None::<String>),
-            deliveries::claimed_at.eq(None::<DbTs>),
-            deliveries::next_attempt_at.eq(None::<DbTs>),
-            deliveries::finished_at.eq(DbTs::from(ctx.now)),
-        ))
-        .execute(conn)
-        .await?;
+    let changed = kept(diesel::update(deliveries::table.find(DbId::from(*id))).filter(is_received()).set((
+        deliveries::status.eq(outcome.status.as_str()),
+        deliveries::error.eq(clean_opt(outcome.error.as_deref())),
+        deliveries::note.eq(clean_opt(outcome.note.as_deref())),
+        deliveries::claimed_by.eq(None::<String>),
+        deliveries::claimed_at.eq(None::<DbTs>),
+        deliveries::next_attempt_at.eq(None::<DbTs>),
+        deliveries::finished_at.eq(DbTs::from(ctx.now)),
+    )))
+    .execute(conn)
+    .await?;
     Ok(changed == 1)
 }
 
@@ -455,7 +461,7 @@ pub(crate) async fn delivery_process(
         sha: done.sha.as_deref(),
         first_run_id: runs.iter().map(|run| run.run_id.into()).next(),
     };
-    diesel::update(deliveries::table.find(DbId::from(done.id))).set(facts).execute(conn).await?;
+    kept(diesel::update(deliveries::table.find(DbId::from(done.id))).set(facts)).execute(conn).await?;
     if let Some(trace) = &done.trace {
         trace_put(conn, ctx, &done.id, trace).await?;
     }

@@ -6,6 +6,7 @@ pub(crate) mod schema;
 
 pub(crate) mod deliveries;
 pub(crate) mod fleet;
+pub(crate) mod kept;
 pub(crate) mod meta;
 pub(crate) mod queue;
 pub(crate) mod queue_lists;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use diesel::prelude::*;
-use diesel::sql_types::Bool;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{AgentId, JobId, RunId};
 use kici_engine::state::{FailureReason, JobStatus, QueueStatus, RunStatus};
 use kici_engine::time::Ts;
 
 use super::backend::{Conn, Db};
+use super::kept::{Condition, kept, kept_if};
 use super::rows::{JobRow, RunRow, agent_opt, count, small};
 use super::runs::fail_at;
 use super::schema::{cluster_instances, dispatch_history, dispatch_queue, job_needs, jobs, runs};
@@ -32,16 +32,16 @@ const INSTANCE_DEAD_AFTER: Duration = Duration::from_secs(120);
 
 // Statuses are literals here: a partial index is only used when the planner sees its condition.
 
-pub(crate) fn is_pending() -> diesel::expression::SqlLiteral<Bool> {
-    diesel::dsl::sql("dispatch_queue.status = 'pending'")
+pub(crate) fn is_pending() -> Condition {
+    Condition("dispatch_queue.status = 'pending'")
 }
 
-pub(crate) fn is_held() -> diesel::expression::SqlLiteral<Bool> {
-    diesel::dsl::sql("dispatch_queue.status IN ('dispatched', 'recovering')")
+pub(crate) fn is_held() -> Condition {
+    Condition("dispatch_queue.status IN ('dispatched', 'recovering')")
 }
 
-pub(crate) fn is_open() -> diesel::expression::SqlLiteral<Bool> {
-    diesel::dsl::sql("dispatch_queue.status IN ('pending', 'dispatched', 'recovering')")
+pub(crate) fn is_open() -> Condition {
+    Condition("dispatch_queue.status IN ('pending', 'dispatched', 'recovering')")
 }
 
 pub(crate) async fn queue_claim(
@@ -49,14 +49,14 @@ pub(crate) async fn queue_claim(
     ctx: &Ctx,
     requests: &[ClaimRequest],
 ) -> Result<Vec<ClaimedJob>, StoreError> {
-    let mut claimed = Vec::new();
+    let mut taken = Vec::new();
     for request in requests {
         let ids = candidates(conn, ctx, request).await?;
         if !ids.is_empty() {
-            claimed.extend(claim(conn, ctx, &ids, &request.agent_id).await?);
+            taken.extend(take(conn, ctx, &ids, &request.agent_id).await?);
         }
     }
-    Ok(claimed)
+    claimed(conn, ctx, taken).await
 }
 
 /// The oldest rows over all selectors of the request.
@@ -67,7 +67,7 @@ async fn candidates(conn: &mut Conn, ctx: &Ctx, request: &ClaimRequest) -> Resul
     let agent = request.agent_id.as_str();
     let except: Vec<DbId> = request.except.iter().map(|id| DbId::from(*id)).collect();
     for digest in &request.digests {
-        let rows: Vec<(i64, DbTs, DbId)> = skip_locked!(
+        let query = skip_locked!(
             dispatch_queue::table
                 .filter(is_pending())
                 .filter(dispatch_queue::selector_digest.eq(digest))
@@ -77,9 +77,8 @@ async fn candidates(conn: &mut Conn, ctx: &Ctx, request: &ClaimRequest) -> Resul
                 .order((dispatch_queue::priority.desc(), dispatch_queue::created_at, dispatch_queue::id))
                 .limit(i64::from(limit))
                 .select((dispatch_queue::priority, dispatch_queue::created_at, dispatch_queue::id))
-        )
-        .load(conn)
-        .await?;
+        );
+        let rows: Vec<(i64, DbTs, DbId)> = kept_if(except.is_empty(), query).load(conn).await?;
         found.extend(rows);
     }
     found.sort_unstable_by_key(|(priority, created_at, id)| (std::cmp::Reverse(*priority), *created_at, *id));
@@ -106,65 +105,68 @@ pub(crate) async fn queue_claim_by_id(
     .await
     .optional()?;
     let Some(id) = fits else { return Ok(None) };
-    Ok(claim(conn, ctx, &[id], agent_id).await?.pop())
+    let taken = take(conn, ctx, &[id], agent_id).await?;
+    Ok(claimed(conn, ctx, taken).await?.pop())
 }
 
-/// Hands these rows to the agent, in their order, with everything an offer needs.
-async fn claim(conn: &mut Conn, ctx: &Ctx, ids: &[DbId], agent_id: &AgentId) -> Result<Vec<ClaimedJob>, StoreError> {
+/// Hands these rows to the agent, in their order.
+async fn take(conn: &mut Conn, ctx: &Ctx, ids: &[DbId], agent_id: &AgentId) -> Result<Vec<(AgentId, Job)>, StoreError> {
     let now = DbTs::from(ctx.now);
     let none: Option<DbTs> = None;
-    let taken: Vec<(DbId, i64)> = diesel::update(dispatch_queue::table)
-        .filter(dispatch_queue::id.eq_any(ids))
-        .filter(is_pending())
-        .set((
-            dispatch_queue::status.eq(QueueStatus::Dispatched.as_str()),
-            dispatch_queue::agent_id.eq(agent_id.as_str()),
-            dispatch_queue::owner_instance_id.eq(ctx.node().as_str()),
-            dispatch_queue::dispatched_at.eq(now),
-            dispatch_queue::dispatch_epoch.eq(dispatch_queue::dispatch_epoch + 1),
-            dispatch_queue::acked_at.eq(none),
-            dispatch_queue::unroutable_since.eq(none),
-        ))
-        .returning((dispatch_queue::id, dispatch_queue::dispatch_epoch))
-        .get_results(conn)
-        .await?;
-    let rows: Vec<JobRow> = diesel::update(jobs::table)
-        .filter(jobs::id.eq_any(taken.iter().map(|(id, _)| *id).collect::<Vec<_>>()))
-        .set((
-            jobs::agent_id.eq(agent_id.as_str()),
-            jobs::dispatch_epoch.eq(jobs::dispatch_epoch + 1),
-            jobs::routing_reason.eq(None::<String>),
-        ))
-        .returning(JobRow::as_returning())
-        .get_results(conn)
-        .await?;
+    let taken: Vec<DbId> = kept_if(
+        ids.len() == 1,
+        diesel::update(dispatch_queue::table)
+            .filter(dispatch_queue::id.eq_any(ids))
+            .filter(is_pending())
+            .set((
+                dispatch_queue::status.eq(QueueStatus::Dispatched.as_str()),
+                dispatch_queue::agent_id.eq(agent_id.as_str()),
+                dispatch_queue::owner_instance_id.eq(ctx.node().as_str()),
+                dispatch_queue::dispatched_at.eq(now),
+                dispatch_queue::dispatch_epoch.eq(dispatch_queue::dispatch_epoch + 1),
+                dispatch_queue::acked_at.eq(none),
+                dispatch_queue::unroutable_since.eq(none),
+            ))
+            .returning(dispatch_queue::id),
+    )
+    .get_results(conn)
+    .await?;
+    let rows: Vec<JobRow> = kept_if(
+        ids.len() == 1,
+        diesel::update(jobs::table)
+            .filter(jobs::id.eq_any(&taken))
+            .set((
+                jobs::agent_id.eq(agent_id.as_str()),
+                jobs::dispatch_epoch.eq(jobs::dispatch_epoch + 1),
+                jobs::routing_reason.eq(None::<String>),
+            ))
+            .returning(JobRow::as_returning()),
+    )
+    .get_results(conn)
+    .await?;
+    let mut jobs = rows.into_iter().map(JobRow::read).collect::<Result<Vec<_>, _>>()?;
+    jobs.sort_by_key(|job| ids.iter().position(|id| *id == DbId::from(job.id)));
+    Ok(jobs.into_iter().map(|job| (agent_id.clone(), job)).collect())
+}
+
+/// Records who was handed what, and adds everything an offer needs.
+async fn claimed(conn: &mut Conn, ctx: &Ctx, taken: Vec<(AgentId, Job)>) -> Result<Vec<ClaimedJob>, StoreError> {
     let history: Vec<_> = taken
         .iter()
-        .map(|(id, epoch)| {
+        .map(|(agent_id, job)| {
             (
-                dispatch_history::job_id.eq(*id),
-                dispatch_history::dispatch_epoch.eq(*epoch),
+                dispatch_history::job_id.eq(DbId::from(job.id)),
+                dispatch_history::dispatch_epoch.eq(i64::from(job.dispatch_epoch)),
                 dispatch_history::agent_id.eq(agent_id.as_str()),
                 dispatch_history::instance_id.eq(ctx.node().as_str()),
-                dispatch_history::dispatched_at.eq(now),
+                dispatch_history::dispatched_at.eq(DbTs::from(ctx.now)),
             )
         })
         .collect();
     insert_all!(conn, dispatch_history::table, &history);
-    let mut jobs = rows.into_iter().map(JobRow::read).collect::<Result<Vec<_>, _>>()?;
-    jobs.sort_by_key(|job| ids.iter().position(|id| *id == DbId::from(job.id)));
-    with_context(conn, ctx, jobs, agent_id).await
-}
-
-async fn with_context(
-    conn: &mut Conn,
-    ctx: &Ctx,
-    jobs: Vec<Job>,
-    agent_id: &AgentId,
-) -> Result<Vec<ClaimedJob>, StoreError> {
     let mut known: BTreeMap<RunId, Run> = BTreeMap::new();
-    let mut claimed = Vec::with_capacity(jobs.len());
-    for job in jobs {
+    let mut claimed = Vec::with_capacity(taken.len());
+    for (agent_id, job) in taken {
         let run = match known.entry(job.run_id) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(unknown) => {
@@ -176,7 +178,7 @@ async fn with_context(
         let needs = need_results(conn, &job).await?;
         let job_ref = JobRef { run_id: job.run_id, job_id: job.id, epoch: job.dispatch_epoch };
         ctx.wake(Topic::Run(job.run_id));
-        claimed.push(ClaimedJob { job_ref, agent_id: agent_id.clone(), job, run, needs });
+        claimed.push(ClaimedJob { job_ref, agent_id, job, run, needs });
     }
     Ok(claimed)
 }
@@ -357,23 +359,28 @@ pub(crate) async fn job_start(
     if started_at.is_some() {
         return Ok(StartVerdict::AlreadyGranted);
     }
-    let started = diesel::update(jobs::table.find(id).filter(jobs::run_id.eq(run)))
-        .filter(jobs::status.eq(JobStatus::Queued.as_str()))
-        .set((jobs::status.eq(JobStatus::Running.as_str()), jobs::started_at.eq(now), jobs::last_heartbeat_at.eq(now)))
-        .execute(conn)
-        .await?;
+    let started = kept(
+        diesel::update(jobs::table.find(id).filter(jobs::run_id.eq(run)))
+            .filter(jobs::status.eq(JobStatus::Queued.as_str()))
+            .set((
+                jobs::status.eq(JobStatus::Running.as_str()),
+                jobs::started_at.eq(now),
+                jobs::last_heartbeat_at.eq(now),
+            )),
+    )
+    .execute(conn)
+    .await?;
     if started == 0 {
         return Ok(StartVerdict::Denied);
     }
-    diesel::update(dispatch_queue::table.find(id))
-        .set((
-            dispatch_queue::started_at.eq(now),
-            dispatch_queue::acked_at.eq(acked_at.unwrap_or(now)),
-            dispatch_queue::ack_deadline.eq(None::<DbTs>),
-            dispatch_queue::ack_agent_id.eq(None::<String>),
-        ))
-        .execute(conn)
-        .await?;
+    kept(diesel::update(dispatch_queue::table.find(id)).set((
+        dispatch_queue::started_at.eq(now),
+        dispatch_queue::acked_at.eq(acked_at.unwrap_or(now)),
+        dispatch_queue::ack_deadline.eq(None::<DbTs>),
+        dispatch_queue::ack_agent_id.eq(None::<String>),
+    )))
+    .execute(conn)
+    .await?;
     let run_started_now = run_started.is_none();
     if run_started_now || run_status == RunStatus::Pending.as_str() {
         start_run(conn, ctx, run, run_started, timeout_ms).await?;
@@ -391,15 +398,16 @@ async fn start_run(
 ) -> Result<(), StoreError> {
     let at = started_at.map_or(ctx.now, Ts::from);
     let deadline = timeout_ms.map(|ms| DbTs::from(at.plus(Duration::from_millis(count(ms)))));
-    diesel::update(runs::table.find(run))
-        .set((runs::started_at.eq(DbTs::from(at)), runs::deadline.eq(deadline)))
+    kept(diesel::update(runs::table.find(run)).set((runs::started_at.eq(DbTs::from(at)), runs::deadline.eq(deadline))))
         .execute(conn)
         .await?;
     let before = [RunStatus::Pending, RunStatus::Held].map(RunStatus::as_str);
-    diesel::update(runs::table.find(run).filter(runs::status.eq_any(before)))
-        .set(runs::status.eq(RunStatus::Running.as_str()))
-        .execute(conn)
-        .await?;
+    kept(
+        diesel::update(runs::table.find(run).filter(runs::status.eq_any(before)))
+            .set(runs::status.eq(RunStatus::Running.as_str())),
+    )
+    .execute(conn)
+    .await?;
     Ok(())
 }
 

@@ -75,7 +75,7 @@ pub(crate) fn millis_of(value: Option<Duration>) -> Option<i64> {
 }
 
 #[derive(Queryable, Selectable, Insertable)]
-#[diesel(table_name = runs, check_for_backend(Db))]
+#[diesel(table_name = runs, check_for_backend(Db), treat_none_as_default_value = false)]
 pub(crate) struct RunRow {
     pub(crate) id: DbId,
     pub(crate) org: String,
@@ -143,7 +143,7 @@ impl RunRow {
 }
 
 #[derive(Queryable, Selectable, Insertable)]
-#[diesel(table_name = jobs, check_for_backend(Db))]
+#[diesel(table_name = jobs, check_for_backend(Db), treat_none_as_default_value = false)]
 pub(crate) struct JobRow {
     pub(crate) id: DbId,
     pub(crate) run_id: DbId,
@@ -272,7 +272,7 @@ impl NeedRow {
 }
 
 #[derive(Queryable, Selectable, Insertable, AsChangeset)]
-#[diesel(table_name = steps, check_for_backend(Db), treat_none_as_null = true)]
+#[diesel(table_name = steps, check_for_backend(Db), treat_none_as_default_value = false, treat_none_as_null = true)]
 #[diesel(primary_key(job_id, epoch, step_key))]
 pub(crate) struct StepRow {
     pub(crate) job_id: DbId,
@@ -321,7 +321,7 @@ impl StepRow {
 }
 
 #[derive(Queryable, Selectable, Insertable)]
-#[diesel(table_name = dispatch_queue, check_for_backend(Db))]
+#[diesel(table_name = dispatch_queue, check_for_backend(Db), treat_none_as_default_value = false)]
 pub(crate) struct DispatchRow {
     pub(crate) id: DbId,
     pub(crate) run_id: DbId,

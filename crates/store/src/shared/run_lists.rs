@@ -10,6 +10,7 @@ use kici_engine::state::{JobStatus, RunStatus};
 use kici_engine::time::Ts;
 
 use super::backend::{Conn, Db};
+use super::kept::Condition;
 use super::queue::is_held;
 use super::rows::{JobRow, NeedRow, RunRow, agent, agent_opt, small};
 use super::schema::{dispatch_queue, job_needs, jobs, runs};
@@ -97,8 +98,8 @@ pub(crate) async fn needs_of_run(conn: &mut Conn, _: &Ctx, id: &RunId) -> Result
 }
 
 /// The run is not terminal. Literals, so that both planners use the partial index.
-fn is_open() -> diesel::expression::SqlLiteral<diesel::sql_types::Bool> {
-    diesel::dsl::sql("runs.status IN ('pending', 'running', 'held', 'cancelling')")
+fn is_open() -> Condition {
+    Condition("runs.status IN ('pending', 'running', 'held', 'cancelling')")
 }
 
 pub(crate) async fn runs_open(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<Vec<RunId>, StoreError> {

@@ -10,6 +10,7 @@ use kici_engine::state::{JobStatus, QueueStatus, StepStatus};
 use sha2::{Digest, Sha256};
 
 use super::backend::Conn;
+use super::kept::kept;
 use super::queue::is_open;
 use super::rows::{
     DispatchRow, JobChange, JobRow, NeedRow, RunRow, SelectorRow, agent_opt, clean_opt, db_ts, small, word,
@@ -85,7 +86,7 @@ pub(crate) async fn settle(
     let was = state.run.clone();
     finish_advance(conn, ctx, &mut state, activate).await?;
     for job in state.changed() {
-        diesel::update(jobs::table.find(DbId::from(job.id))).set(JobChange::of(job)).execute(conn).await?;
+        kept(diesel::update(jobs::table.find(DbId::from(job.id))).set(JobChange::of(job))).execute(conn).await?;
     }
     for job in state.ended() {
         close_steps(conn, ctx, job).await?;
@@ -120,19 +121,18 @@ pub(crate) async fn finish_advance(
 
 /// Writes the columns of a run that change after its creation.
 async fn write_run(conn: &mut Conn, run: &Run) -> Result<(), StoreError> {
-    diesel::update(runs::table.find(DbId::from(run.id)))
-        .set((
-            runs::status.eq(run.status.as_str()),
-            runs::failure_reason.eq(run.failure_reason.map(|reason| reason.as_str())),
-            runs::failure_message.eq(clean_opt(run.failure_message.as_deref())),
-            runs::cancel_requested_at.eq(db_ts(run.cancel_requested_at)),
-            runs::cancelled_by.eq(run.cancelled_by.as_deref()),
-            runs::started_at.eq(db_ts(run.started_at)),
-            runs::finished_at.eq(db_ts(run.finished_at)),
-            runs::deadline.eq(db_ts(run.deadline)),
-        ))
-        .execute(conn)
-        .await?;
+    kept(diesel::update(runs::table.find(DbId::from(run.id))).set((
+        runs::status.eq(run.status.as_str()),
+        runs::failure_reason.eq(run.failure_reason.map(|reason| reason.as_str())),
+        runs::failure_message.eq(clean_opt(run.failure_message.as_deref())),
+        runs::cancel_requested_at.eq(db_ts(run.cancel_requested_at)),
+        runs::cancelled_by.eq(run.cancelled_by.as_deref()),
+        runs::started_at.eq(db_ts(run.started_at)),
+        runs::finished_at.eq(db_ts(run.finished_at)),
+        runs::deadline.eq(db_ts(run.deadline)),
+    )))
+    .execute(conn)
+    .await?;
     Ok(())
 }
 
@@ -146,29 +146,30 @@ async fn close_steps(conn: &mut Conn, ctx: &Ctx, job: &Job) -> Result<(), StoreE
         _ => StepStatus::Failed,
     };
     for (from, to) in [(StepStatus::Running, running), (StepStatus::Pending, StepStatus::Skipped)] {
-        diesel::update(steps::table)
-            .filter(steps::job_id.eq(DbId::from(job.id)))
-            .filter(steps::epoch.eq(i64::from(job.dispatch_epoch)))
-            .filter(steps::status.eq(from.as_str()))
-            .set((steps::status.eq(to.as_str()), steps::finished_at.eq(DbTs::from(ctx.now))))
-            .execute(conn)
-            .await?;
+        kept(
+            diesel::update(steps::table)
+                .filter(steps::job_id.eq(DbId::from(job.id)))
+                .filter(steps::epoch.eq(i64::from(job.dispatch_epoch)))
+                .filter(steps::status.eq(from.as_str()))
+                .set((steps::status.eq(to.as_str()), steps::finished_at.eq(DbTs::from(ctx.now)))),
+        )
+        .execute(conn)
+        .await?;
     }
     Ok(())
 }
 
 async fn close_row(conn: &mut Conn, ctx: &Ctx, job: &Job, row: &OpenRow, end: QueueStatus) -> Result<(), StoreError> {
     let none: Option<DbTs> = None;
-    diesel::update(dispatch_queue::table.find(DbId::from(job.id)))
-        .set((
-            dispatch_queue::status.eq(end.as_str()),
-            dispatch_queue::finished_at.eq(DbTs::from(ctx.now)),
-            dispatch_queue::ack_deadline.eq(none),
-            dispatch_queue::recovery_deadline.eq(none),
-            dispatch_queue::unroutable_since.eq(none),
-        ))
-        .execute(conn)
-        .await?;
+    kept(diesel::update(dispatch_queue::table.find(DbId::from(job.id))).set((
+        dispatch_queue::status.eq(end.as_str()),
+        dispatch_queue::finished_at.eq(DbTs::from(ctx.now)),
+        dispatch_queue::ack_deadline.eq(none),
+        dispatch_queue::recovery_deadline.eq(none),
+        dispatch_queue::unroutable_since.eq(none),
+    )))
+    .execute(conn)
+    .await?;
     if row.status == QueueStatus::Pending {
         return Ok(());
     }
@@ -184,15 +185,17 @@ pub(crate) async fn end_history(
     outcome: &str,
     reason: Option<&str>,
 ) -> Result<(), StoreError> {
-    diesel::update(dispatch_history::table.find((DbId::from(job), i64::from(epoch))))
-        .filter(dispatch_history::ended_at.is_null())
-        .set((
-            dispatch_history::ended_at.eq(DbTs::from(ctx.now)),
-            dispatch_history::outcome.eq(outcome),
-            dispatch_history::reason.eq(clean_opt(reason)),
-        ))
-        .execute(conn)
-        .await?;
+    kept(
+        diesel::update(dispatch_history::table.find((DbId::from(job), i64::from(epoch))))
+            .filter(dispatch_history::ended_at.is_null())
+            .set((
+                dispatch_history::ended_at.eq(DbTs::from(ctx.now)),
+                dispatch_history::outcome.eq(outcome),
+                dispatch_history::reason.eq(clean_opt(reason)),
+            )),
+    )
+    .execute(conn)
+    .await?;
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use kici_engine::state::StepStatus;
 use kici_engine::time::Ts;
 
 use super::backend::Conn;
+use super::kept::{Condition, kept};
 use super::rows::{StepRow, big, clean, clean_opt, db_ts, small, ts_opt, word};
 use super::schema::{jobs, steps};
 use crate::StoreError;
@@ -65,7 +66,7 @@ async fn write_step(conn: &mut Conn, write: &StepWrite) -> Result<StepWritten, S
     }
     let row = step_row(write, started_at, log_state);
     if old.is_some() {
-        diesel::update(steps::table.find(key)).set(&row).execute(conn).await?;
+        kept(diesel::update(steps::table.find(key)).set(&row)).execute(conn).await?;
     } else {
         diesel::insert_into(steps::table).values(&row).execute(conn).await?;
     }
@@ -134,8 +135,8 @@ pub(crate) async fn steps_sealed(
 }
 
 /// The log is being written. A literal, so that both planners use the partial index.
-fn is_log_open() -> diesel::expression::SqlLiteral<diesel::sql_types::Bool> {
-    diesel::dsl::sql("steps.log_state = 'open'")
+fn is_log_open() -> Condition {
+    Condition("steps.log_state = 'open'")
 }
 
 pub(crate) async fn logs_unsealed(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<Vec<JobRef>, StoreError> {
