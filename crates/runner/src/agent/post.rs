@@ -89,14 +89,19 @@ impl Post {
 
     /// Sends what is due through `send`, which numbers a frame or says that there is no room now.
     pub fn flush(&mut self, now: Instant, mut send: impl FnMut(&AgentFrame) -> Option<u64>) {
-        for record in self.parcels.values_mut().flat_map(|parcel| &mut parcel.records) {
-            let waits = record.sent.is_some_and(|(_, at)| now.duration_since(at) < RESEND_AFTER);
-            if waits || record.not_before.is_some_and(|at| now < at) {
-                continue;
-            }
-            match send(&record.frame) {
-                Some(seq) => record.sent = Some((seq, now)),
-                None => return,
+        for parcel in self.parcels.values_mut() {
+            for record in &mut parcel.records {
+                if record.sent.is_some_and(|(_, at)| now.duration_since(at) < RESEND_AFTER) {
+                    continue;
+                }
+                if record.not_before.is_some_and(|at| now < at) {
+                    // What follows must not overtake it.
+                    break;
+                }
+                match send(&record.frame) {
+                    Some(seq) => record.sent = Some((seq, now)),
+                    None => return,
+                }
             }
         }
     }
