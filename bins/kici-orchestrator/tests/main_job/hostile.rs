@@ -10,7 +10,7 @@ use kici_forge::verify::sign;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
-use crate::stack::{Stack, until};
+use crate::stack::{Stack, answered, until};
 
 /// One fault per level of a workflow file, and a word that its diagnostic must have.
 const INVALID: &[(&str, &str, &str)] = &[
@@ -90,7 +90,7 @@ async fn refused(stack: &Stack, method: &str, path: &str, body: Option<&str>) ->
     if let Some(body) = body {
         request = request.header("content-type", "application/json").body(body.to_owned());
     }
-    let answer = request.send().await.unwrap();
+    let answer = answered(request).await;
     let status = answer.status().as_u16();
     assert_eq!(answer.headers()["content-type"], "application/problem+json", "{method} {path} {body:?}: {status}");
     (status, answer.json().await.unwrap())

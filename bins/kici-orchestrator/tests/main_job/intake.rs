@@ -10,7 +10,7 @@ use kici_forge::verify::sign;
 use secrecy::SecretString;
 use serde_json::json;
 
-use crate::stack::{Stack, until};
+use crate::stack::{Stack, answered, until};
 
 const SECRET: &str = "a secret for tests";
 
@@ -35,18 +35,15 @@ async fn github(stack: &Stack) {
 }
 
 async fn post(stack: &Stack, event: &str, id: &str, body: Vec<u8>, signature: &str) -> u16 {
-    let sent = stack
+    let request = stack
         .http
         .post(format!("http://{}/webhooks/github/7", stack.address))
         .header("x-github-event", event)
         .header("x-github-delivery", id)
         .header("x-hub-signature-256", signature)
         .header("content-type", "application/json")
-        .body(body)
-        .send()
-        .await
-        .unwrap();
-    sent.status().as_u16()
+        .body(body);
+    answered(request).await.status().as_u16()
 }
 
 #[tokio::test]

@@ -70,6 +70,12 @@ pub async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T 
     tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
 }
 
+/// Sends a request until it is answered: a server that refuses a body before it has read all of it may end the connection
+/// under a sender that still writes.
+pub async fn answered(request: reqwest::RequestBuilder) -> reqwest::Response {
+    until("an answer", async || request.try_clone().expect("the body is at hand").send().await.ok()).await
+}
+
 /// One installation. Its parts go in this order: a process before the mount it writes to, a mount before its directory.
 pub struct Stack {
     pub orchestrator: Option<Process>,
