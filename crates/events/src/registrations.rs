@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use kici_engine::compile::CompiledSet;
 use kici_engine::event::{Event, EventKind};
-use kici_engine::lock::{Trigger, Workflow};
+use kici_engine::lock::Workflow;
+use kici_engine::trigger::kind_name;
 use kici_forge::Forge;
 use kici_store::model::{DeliveryStatus, ProcessedDelivery, RegisteredWorkflow, Registration, RegistrationSet};
 
@@ -34,39 +35,10 @@ pub(crate) fn set(source: &OpenSource, event: &Event, repo: &str, sha: &str, set
 
 fn registered(workflow: &Workflow) -> RegisteredWorkflow {
     let lock = lock_form(workflow);
-    let mut trigger_types: Vec<String> = workflow.triggers.iter().map(|t| trigger_type(t).to_owned()).collect();
+    let mut trigger_types: Vec<String> = workflow.triggers.iter().map(|t| kind_name(t).to_owned()).collect();
     trigger_types.sort_unstable();
     trigger_types.dedup();
     RegisteredWorkflow { name: workflow.name.clone(), lock_digest: lock.digest, lock_json: lock.json, trigger_types }
-}
-
-/// The word of a trigger's type, as in the lock.
-fn trigger_type(trigger: &Trigger) -> &'static str {
-    match trigger {
-        Trigger::Push { .. } => "push",
-        Trigger::Pr { .. } => "pr",
-        Trigger::Tag { .. } => "tag",
-        Trigger::Comment { .. } => "comment",
-        Trigger::Review { .. } => "review",
-        Trigger::ReviewComment { .. } => "review_comment",
-        Trigger::Release { .. } => "release",
-        Trigger::Dispatch { .. } => "dispatch",
-        Trigger::Create { .. } => "create",
-        Trigger::Delete { .. } => "delete",
-        Trigger::Status { .. } => "status",
-        Trigger::WorkflowRun { .. } => "workflow_run",
-        Trigger::Fork {} => "fork",
-        Trigger::Star { .. } => "star",
-        Trigger::Watch { .. } => "watch",
-        Trigger::Webhook { .. } => "webhook",
-        Trigger::KiciEvent { .. } => "kici_event",
-        Trigger::WorkflowComplete { .. } => "workflow_complete",
-        Trigger::JobComplete { .. } => "job_complete",
-        Trigger::WorkflowsFailedBatch { .. } => "workflows_failed_batch",
-        Trigger::GenericWebhook { .. } => "generic_webhook",
-        Trigger::Schedule { .. } => "schedule",
-        Trigger::Lifecycle { .. } => "lifecycle",
-    }
 }
 
 /// The trigger types that can listen to an event, besides `webhook`, which hears all.
