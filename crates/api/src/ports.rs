@@ -17,7 +17,7 @@ use crate::dto::queue::{QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::runs::{
     CancelAccepted, CancelRun, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
 };
-use crate::dto::sources::{AddSource, DeliveryAccepted, SourceView, TriggerSource};
+use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceView, TriggerSource};
 use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, Ready};
 use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
@@ -153,6 +153,9 @@ pub trait Sources: Send + Sync {
 
     /// Enables or disables one; doing so twice is no error.
     async fn set_enabled(&self, caller: &Caller, name: &str, enabled: bool) -> Answer<SourceView>;
+
+    /// Gives one new secrets.
+    async fn set_secrets(&self, caller: &Caller, name: &str, request: &SetSecrets) -> Answer<SourceView>;
 
     /// Stores a push event for a ref, as if the forge had sent it.
     async fn trigger(&self, caller: &Caller, name: &str, request: &TriggerSource) -> Answer<DeliveryAccepted>;

@@ -8,7 +8,7 @@ use kici_access::Role;
 use kici_api::client::{Client, ClientConfig, ClientError};
 use kici_api::dto::logs::{FollowEvent, FollowRequest, LogQuery};
 use kici_api::dto::runs::{CancelRun, RunFilter, TriggerRun};
-use kici_api::dto::sources::{AddSource, SourceKind};
+use kici_api::dto::sources::{AddSource, SetSecrets, SourceKind};
 use kici_api::page::PageQuery;
 use kici_api::testing::Fake;
 use kici_engine::ids::{JobId, RunId};
@@ -105,6 +105,9 @@ async fn documents_come_back_as_they_were_sent() {
     };
     assert_eq!(client.add_source(&add).await.unwrap().secrets, ["webhook_secret"]);
     assert!(!client.enable_source("new", false).await.unwrap().enabled);
+    let secrets = [("private_key".to_owned(), kici_api::dto::SecretText::new("k"))].into();
+    let set = SetSecrets { secrets, keep_old: false };
+    assert_eq!(client.set_source_secrets("new", &set).await.unwrap().secrets, ["private_key"]);
     client.remove_source("new").await.unwrap();
     assert_eq!(client.sources().await.unwrap().items.len(), 1);
     assert!(client.ready().await.unwrap().ready);

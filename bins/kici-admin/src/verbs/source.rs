@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use kici_api::dto::SecretText;
-use kici_api::dto::sources::{AddSource, SourceKind, SourceView, TriggerSource};
+use kici_api::dto::sources::{AddSource, SetSecrets, SourceKind, SourceView, TriggerSource};
 use serde_json::{Map, Value as Json, json};
 
 use super::Context;
@@ -39,6 +39,19 @@ pub(crate) enum Verb {
     Disable {
         /// Name or id
         name: String,
+    },
+    /// Give a source new secrets; those that are not named stay
+    SetSecret {
+        /// Name or id
+        name: String,
+        #[command(flatten)]
+        secret: WebhookSecret,
+        /// File with the GitHub App's private key (PEM)
+        #[arg(long)]
+        private_key_file: Option<PathBuf>,
+        /// Accept webhooks signed with an earlier secret too, until the secret is set again without this
+        #[arg(long)]
+        keep_old: bool,
     },
     /// Send a push event for a ref, as if the forge had
     Trigger {
@@ -155,6 +168,15 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
         }
         Verb::Enable { name } => show(context, &client.enable_source(&name, true).await?)?,
         Verb::Disable { name } => show(context, &client.enable_source(&name, false).await?)?,
+        Verb::SetSecret { name, secret, private_key_file, keep_old } => {
+            let mut secrets = BTreeMap::new();
+            insert_secret(&mut secrets, "private_key", "--private-key-file", private_key_file)?;
+            insert_secret(&mut secrets, "webhook_secret", "--webhook-secret-file", secret.webhook_secret_file)?;
+            if secrets.is_empty() {
+                return Err(Failure::usage("name a secret: --webhook-secret-file or --private-key-file"));
+            }
+            show(context, &client.set_source_secrets(&name, &SetSecrets { secrets, keep_old }).await?)?;
+        }
         Verb::Trigger { name, git_ref, repo } => {
             let accepted = client.trigger_source(&name, &TriggerSource { git_ref, repo }).await?;
             out.document(&accepted, |_| fields(&[("delivery", accepted.delivery_id.to_string())]))?;
@@ -163,7 +185,7 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// What a source lacks so that it can do nothing yet. Secrets are given when a source is added and not later.
+/// What a source lacks so that it can do nothing yet.
 fn missing(source: &SourceView) -> Option<String> {
     let lacks = |secret: &str| !source.secrets.iter().any(|name| name == secret);
     let verification = source.config.pointer("/verification/type").and_then(Json::as_str);
@@ -179,16 +201,14 @@ fn missing(source: &SourceView) -> Option<String> {
     } else {
         return None;
     };
-    Some(format!("without {what}; remove `{}` and add it again with {option}", source.name))
+    Some(format!("without {what}; use `source set-secret {} {option} FILE`", source.name))
 }
 
 fn request(add: Add) -> Result<AddSource, Failure> {
     let mut secrets = BTreeMap::new();
     let (name, kind, config, webhook) = match add {
         Add::Github { name, app_id, base_url, private_key_file, secret } => {
-            if let Some(path) = private_key_file {
-                secrets.insert("private_key".to_owned(), read_secret("--private-key-file", &path)?);
-            }
+            insert_secret(&mut secrets, "private_key", "--private-key-file", private_key_file)?;
             (
                 name,
                 SourceKind::Github,
@@ -218,9 +238,7 @@ fn request(add: Add) -> Result<AddSource, Failure> {
             (name, SourceKind::Local, config, secret)
         }
     };
-    if let Some(path) = webhook.webhook_secret_file {
-        secrets.insert("webhook_secret".to_owned(), read_secret("--webhook-secret-file", &path)?);
-    }
+    insert_secret(&mut secrets, "webhook_secret", "--webhook-secret-file", webhook.webhook_secret_file)?;
     Ok(AddSource { name, kind, config, secrets })
 }
 
@@ -238,6 +256,18 @@ fn verification_config(verification: Verification, header: Option<String>, allow
 /// A JSON object of the members that are there.
 fn object<const N: usize>(members: [(&str, Option<Json>); N]) -> Json {
     members.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect::<Map<_, _>>().into()
+}
+
+fn insert_secret(
+    secrets: &mut BTreeMap<String, SecretText>,
+    name: &str,
+    option: &str,
+    path: Option<PathBuf>,
+) -> Result<(), Failure> {
+    if let Some(path) = path {
+        secrets.insert(name.to_owned(), read_secret(option, &path)?);
+    }
+    Ok(())
 }
 
 fn read_secret(option: &str, path: &Path) -> Result<SecretText, Failure> {

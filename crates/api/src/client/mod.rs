@@ -182,6 +182,11 @@ impl Client {
         self.decode(self.send(request).await?).await
     }
 
+    async fn put<T: DeserializeOwned>(&self, path: &[&str], body: &impl Serialize) -> Result<T, ClientError> {
+        let request = self.request(Method::PUT, path).json(body).timeout(self.timeout);
+        self.decode(self.send(request).await?).await
+    }
+
     async fn delete<T: DeserializeOwned>(&self, path: &[&str]) -> Result<T, ClientError> {
         let request = self.request(Method::DELETE, path).timeout(self.timeout);
         self.decode(self.send(request).await?).await

@@ -13,7 +13,7 @@ use crate::dto::queue::{QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::runs::{
     CancelAccepted, CancelRun, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
 };
-use crate::dto::sources::{AddSource, DeliveryAccepted, SourceView, TriggerSource};
+use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceView, TriggerSource};
 use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Ready};
 use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
@@ -97,6 +97,11 @@ impl Client {
     pub async fn enable_source(&self, name: &str, enabled: bool) -> Answer<SourceView> {
         let verb = if enabled { "enable" } else { "disable" };
         self.post(path!(ADMIN, "sources", name, verb), &serde_json::json!({})).await
+    }
+
+    /// Gives a source new secrets.
+    pub async fn set_source_secrets(&self, name: &str, request: &SetSecrets) -> Answer<SourceView> {
+        self.put(path!(ADMIN, "sources", name, "secrets"), request).await
     }
 
     /// Sends a push event for a ref of a source.

@@ -78,6 +78,18 @@ pub struct AddSource {
     pub secrets: BTreeMap<String, SecretText>,
 }
 
+/// Gives a source new secrets. Those that are not named stay.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetSecrets {
+    /// Secrets of the kind: `webhook_secret`, `private_key`; at least one.
+    pub secrets: BTreeMap<String, SecretText>,
+    /// Webhooks signed with an earlier secret stay valid too, until the secret is set again without this: for the time in
+    /// which the sender changes over.
+    #[serde(default)]
+    pub keep_old: bool,
+}
+
 /// Sends a push event for a ref of the source, as if the forge had.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]

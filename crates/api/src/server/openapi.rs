@@ -34,6 +34,7 @@ use crate::problem::Document as Problem;
         sources::remove,
         sources::enable,
         sources::disable,
+        sources::set_secrets,
         sources::trigger,
         tokens::list_agent,
         tokens::create_agent,

@@ -13,7 +13,7 @@ use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentStatus, AgentView, DrainAgent};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
 use crate::dto::queue::{AgentVerdict, QueueEntry, QueueExplanation, QueueFilter};
-use crate::dto::sources::{AddSource, DeliveryAccepted, SourceKind, SourceView, TriggerSource};
+use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceKind, SourceView, TriggerSource};
 use crate::dto::system::{BuildInfo, Capabilities, Check, CheckStatus, Diagnosis, Drain, DrainState, Health, Ready};
 use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
@@ -136,6 +136,13 @@ impl Sources for Fake {
         let mut world = self.reach()?;
         let source = source(&mut world, caller, name)?;
         source.enabled = enabled;
+        Ok(source.clone())
+    }
+
+    async fn set_secrets(&self, caller: &Caller, name: &str, request: &SetSecrets) -> Answer<SourceView> {
+        let mut world = self.reach()?;
+        let source = source(&mut world, caller, name)?;
+        source.secrets = request.secrets.keys().cloned().collect();
         Ok(source.clone())
     }
 

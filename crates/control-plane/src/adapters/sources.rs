@@ -1,17 +1,19 @@
 //! Sources.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use kici_api::dto::sources::{AddSource, DeliveryAccepted, SourceKind, SourceView, TriggerSource};
+use kici_api::dto::SecretText;
+use kici_api::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceKind, SourceView, TriggerSource};
 use kici_api::ports::{Answer, Caller, Sources};
 use kici_api::problem::{Code, Problem};
 use kici_engine::ids::{IdSource, SourceId};
 use kici_events::{Call, Inbox, Planner, Route, SourceBook, typed};
 use kici_forge::{Headers, SourceConfig, SourceSecrets};
 use kici_store::{Store, model};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::json;
 
 use super::{DEFAULT_ORG, fault};
@@ -76,6 +78,13 @@ impl SourceShelf {
             .ok_or_else(|| Problem::not_found(format!("source `{name}`")))
     }
 
+    fn seal(&self, id: SourceId, secrets: &SourceSecrets) -> Answer<Option<String>> {
+        self.sealing.seal_source(id, secrets).map_err(|error| {
+            tracing::error!(%error, "secrets cannot be sealed");
+            Problem::unavailable("secrets cannot be sealed now; check secrets.key", 10)
+        })
+    }
+
     fn checked(&self, request: &AddSource) -> Answer<SourceConfig> {
         let kind = match request.kind {
             SourceKind::Github => kici_forge::SourceKind::Github,
@@ -104,9 +113,9 @@ fn check_name(name: &str) -> Answer<()> {
     }
 }
 
-fn secrets(request: &AddSource) -> Answer<SourceSecrets> {
+fn read(given: &BTreeMap<String, SecretText>) -> Answer<SourceSecrets> {
     let mut secrets = SourceSecrets::default();
-    for (name, value) in &request.secrets {
+    for (name, value) in given {
         match name.as_str() {
             WEBHOOK if value.expose().len() < 8 => {
                 return Err(Problem::rejected(format!("secrets.{name}"), "must have at least 8 characters"));
@@ -120,6 +129,24 @@ fn secrets(request: &AddSource) -> Answer<SourceSecrets> {
         }
     }
     Ok(secrets)
+}
+
+/// Webhook secrets of a source that are valid at the same time.
+const MAX_VALID: usize = 4;
+
+/// Puts new secrets in the place of old ones. The newest webhook secret stands first.
+fn replace(secrets: &mut SourceSecrets, given: SourceSecrets, keep_old: bool) {
+    if !given.webhook.is_empty() {
+        let old = std::mem::replace(&mut secrets.webhook, given.webhook);
+        if keep_old {
+            let known: Vec<String> = secrets.webhook.iter().map(|s| s.expose_secret().to_owned()).collect();
+            secrets.webhook.extend(old.into_iter().filter(|secret| !known.iter().any(|k| k == secret.expose_secret())));
+            secrets.webhook.truncate(MAX_VALID);
+        }
+    }
+    if given.private_key.is_some() {
+        secrets.private_key = given.private_key;
+    }
 }
 
 #[async_trait]
@@ -136,14 +163,11 @@ impl Sources for SourceShelf {
     async fn add(&self, _caller: &Caller, request: &AddSource) -> Answer<SourceView> {
         check_name(&request.name)?;
         let config = self.checked(request)?;
-        let secrets = secrets(request)?;
+        let secrets = read(&request.secrets)?;
         let id = SourceId::mint(&*self.ids);
         let source =
             kici_forge::Source { id, org: DEFAULT_ORG.to_owned(), name: request.name.clone(), version: 1, config };
-        let sealed = self.sealing.seal_source(id, &secrets).map_err(|error| {
-            tracing::error!(%error, "secrets cannot be sealed");
-            Problem::unavailable("secrets cannot be sealed now; check secrets.key", 10)
-        })?;
+        let sealed = self.seal(id, &secrets)?;
         let new = model::NewSource {
             id,
             org: source.org.clone(),
@@ -182,6 +206,20 @@ impl Sources for SourceShelf {
             return Ok(self.view(&source));
         }
         let change = model::SourceChange { enabled: Some(enabled), ..model::SourceChange::default() };
+        let changed = self.store.source_update(source.id, source.version, change).await.map_err(fault::store)?;
+        Ok(self.view(&changed))
+    }
+
+    async fn set_secrets(&self, caller: &Caller, name: &str, request: &SetSecrets) -> Answer<SourceView> {
+        if request.secrets.is_empty() {
+            return Err(Problem::rejected("secrets", format!("must name at least one of {WEBHOOK} and {PRIVATE_KEY}")));
+        }
+        let source = self.find(caller, name).await?;
+        let given = read(&request.secrets)?;
+        let mut secrets = self.sources.open(&source).map_err(|error| Problem::new(Code::Conflict, error.to_string()))?.secrets;
+        replace(&mut secrets, given, request.keep_old);
+        let sealed = self.seal(source.id, &secrets)?;
+        let change = model::SourceChange { sealed_secrets: sealed, ..model::SourceChange::default() };
         let changed = self.store.source_update(source.id, source.version, change).await.map_err(fault::store)?;
         Ok(self.view(&changed))
     }

@@ -16,7 +16,7 @@ use super::{Route, sse};
 
 /// Every route under `/api/v1`.
 pub fn table() -> Vec<Route> {
-    let (get, post, delete) = (|| Method::GET, || Method::POST, || Method::DELETE);
+    let (get, post, put, delete) = (|| Method::GET, || Method::POST, || Method::PUT, || Method::DELETE);
     vec![
         Route::new(get(), "/api/v1/runs", P::RunRead, A::RunsList, runs::list).scoped(),
         Route::new(post(), "/api/v1/runs", P::RunTrigger, A::RunTrigger, runs::trigger).scoped(),
@@ -48,6 +48,8 @@ pub fn table() -> Vec<Route> {
         Route::new(post(), "/api/v1/admin/sources/{name}/disable", P::SourceManage, A::SourceUpdate, sources::disable)
             .on(T::Source)
             .scoped(),
+        Route::new(put(), "/api/v1/admin/sources/{name}/secrets", P::SourceManage, A::SourceUpdate, sources::set_secrets)
+            .on(T::Source),
         Route::new(post(), "/api/v1/admin/sources/{name}/trigger", P::RunTrigger, A::SourceTrigger, sources::trigger)
             .on(T::Source)
             .scoped(),

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use http::StatusCode;
 
-use crate::dto::sources::{AddSource, DeliveryAccepted, SourceView, TriggerSource};
+use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceView, TriggerSource};
 use crate::page::Page;
 use crate::ports::{Answer, Caller, Ports};
 use crate::server::request::{Body, PathOf};
@@ -62,6 +62,18 @@ pub async fn disable(
     PathOf(name): PathOf<String>,
 ) -> Answer<Json<SourceView>> {
     ports.sources.set_enabled(&caller, &name, false).await.map(Json)
+}
+
+/// Gives the source new secrets.
+#[utoipa::path(put, path = "/api/v1/admin/sources/{name}/secrets", tag = "sources", params(("name" = String, Path)),
+    request_body = SetSecrets, responses((status = 200, body = SourceView)))]
+pub async fn set_secrets(
+    State(ports): State<Ports>,
+    caller: Caller,
+    PathOf(name): PathOf<String>,
+    Body(request): Body<SetSecrets>,
+) -> Answer<Json<SourceView>> {
+    ports.sources.set_secrets(&caller, &name, &request).await.map(Json)
 }
 
 /// Stores a push event for a ref of the source, as if the forge had sent it.
