@@ -68,8 +68,10 @@ const MIGRATIONS: EmbeddedMigrations = embed_migrations!("../../migrations/postg
 const MIGRATION_LOCK: i64 = 0x6b69_6369;
 /// The channel of all notifications.
 const CHANNEL: &str = "kici";
-/// PostgreSQL takes less than 8,000 bytes.
-const PAYLOAD_MAX: usize = 7_500;
+/// Topics of one notification; PostgreSQL takes less than 8,000 bytes, and a topic has at most 40.
+const MAX_WORDS: usize = 150;
+/// Commits whose announcement waits.
+const ANNOUNCEMENTS: usize = 1_024;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 impl Transact for Conn {
@@ -77,20 +79,8 @@ impl Transact for Conn {
         async move { Ok(self.batch_execute("BEGIN").await?) }.boxed()
     }
 
-    fn commit<'a>(&'a mut self, shared: &'a Shared, topics: &'a [Topic]) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move {
-            if topics.is_empty() {
-                return Ok(self.batch_execute("COMMIT").await?);
-            }
-            let words: Vec<String> = topics.iter().map(|topic| Wakeup::Changed(*topic).to_text()).collect();
-            let mut payload = format!("{} {}", shared.mark, words.join(","));
-            if payload.len() > PAYLOAD_MAX {
-                payload = format!("{} {}", shared.mark, Wakeup::Missed.to_text());
-            }
-            // One round trip for both. The payload is made of fixed words and ids: nothing that SQL could mistake.
-            Ok(self.batch_execute(&format!("SELECT pg_notify('{CHANNEL}', '{payload}'); COMMIT")).await?)
-        }
-        .boxed()
+    fn commit(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { Ok(self.batch_execute("COMMIT").await?) }.boxed()
     }
 
     fn rollback(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -161,9 +151,16 @@ impl Postgres {
         let tasks = TaskTracker::new();
         let stop = CancellationToken::new();
         let mut lanes = Vec::new();
+        let (announce, announced) = mpsc::channel(ANNOUNCEMENTS);
+        tasks.spawn(announcements(address.clone(), shared.mark, announced));
         for _ in 0..Lane::COUNT {
             let (sender, receiver) = mpsc::channel(write::QUEUE);
-            let writer = Writer { address: address.clone(), shared: Arc::clone(&shared), notifier: notifier.clone() };
+            let writer = Writer {
+                address: address.clone(),
+                shared: Arc::clone(&shared),
+                notifier: notifier.clone(),
+                announce: announce.clone(),
+            };
             tasks.spawn(writer.run(receiver));
             lanes.push(sender);
         }
@@ -260,6 +257,8 @@ struct Writer {
     address: Address,
     shared: Arc<Shared>,
     notifier: Notifier,
+    /// To the other instances.
+    announce: mpsc::Sender<Vec<Topic>>,
 }
 
 impl Writer {
@@ -281,9 +280,11 @@ impl Writer {
                 },
             };
             let publish = |topics: Vec<Topic>| {
-                for topic in topics {
-                    self.notifier.publish(Wakeup::Changed(topic));
+                for topic in &topics {
+                    self.notifier.publish(Wakeup::Changed(*topic));
                 }
+                // Without room the others find out by polling.
+                let _ = self.announce.try_send(topics);
             };
             let pause = async |wait: Duration| tokio::time::sleep(wait).await;
             let work = write::process(&mut open, &self.shared, std::mem::take(&mut batch), pause, &publish);
@@ -293,6 +294,41 @@ impl Writer {
             }
         }
     }
+}
+
+/// Tells other instances what changed, after the commit and on a connection of its own: a transaction that notifies holds a
+/// lock of the whole server from there to the end of its commit (PostgreSQL, `PreCommit_Notify`), and all writers would wait
+/// for each other's disk. What is lost in a crash is found by polling.
+async fn announcements(address: Address, mark: uuid::Uuid, mut receiver: mpsc::Receiver<Vec<Topic>>) {
+    let mut conn: Option<Conn> = None;
+    let mut batch = Vec::new();
+    while receiver.recv_many(&mut batch, ANNOUNCEMENTS).await > 0 {
+        let payload = payload(mark, std::mem::take(&mut batch).into_iter().flatten());
+        if conn.as_mut().is_none_or(|conn| conn.is_broken()) {
+            conn = address.connect().await.ok();
+        }
+        let Some(open) = &mut conn else { continue };
+        // Nothing is written that a crash could lose. The payload is made of fixed words and ids: nothing that SQL could
+        // mistake.
+        let sql = format!("SET synchronous_commit = off; SELECT pg_notify('{CHANNEL}', '{payload}')");
+        if open.batch_execute(&sql).await.is_err() {
+            conn = None;
+        }
+    }
+}
+
+fn payload(mark: uuid::Uuid, topics: impl Iterator<Item = Topic>) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for word in topics.map(|topic| Wakeup::Changed(topic).to_text()) {
+        if !words.contains(&word) {
+            words.push(word);
+        }
+        if words.len() > MAX_WORDS {
+            words = vec![Wakeup::Missed.to_text()];
+            break;
+        }
+    }
+    format!("{mark} {}", words.join(","))
 }
 
 /// Carries notifications of other instances to this one's subscribers.

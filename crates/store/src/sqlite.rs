@@ -100,7 +100,7 @@ impl Transact for Conn {
         async move { Ok(self.batch_execute("BEGIN IMMEDIATE").await?) }.boxed()
     }
 
-    fn commit<'a>(&'a mut self, _: &'a Shared, _: &'a [Topic]) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn commit(&mut self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move { Ok(self.batch_execute("COMMIT").await?) }.boxed()
     }
 

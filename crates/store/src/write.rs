@@ -92,8 +92,8 @@ pub(crate) type BoxedWrite<C> = Box<dyn Write<C>>;
 pub(crate) trait Transact: Sized + Send {
     /// Begins a transaction that may write.
     fn begin(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
-    /// Commits, and tells other instances what changed.
-    fn commit<'a>(&'a mut self, shared: &'a Shared, topics: &'a [Topic]) -> BoxFuture<'a, Result<(), StoreError>>;
+    /// Commits.
+    fn commit(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
     /// Rolls back.
     fn rollback(&mut self) -> BoxFuture<'_, Result<(), StoreError>>;
 }
@@ -121,7 +121,7 @@ async fn inside<C: Transact>(
     for write in writes.iter_mut() {
         write.run(conn, shared).await?;
     }
-    conn.commit(shared, &topics(writes)).await
+    conn.commit().await
 }
 
 fn topics<C>(writes: &[BoxedWrite<C>]) -> Vec<Topic> {

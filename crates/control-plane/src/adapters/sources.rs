@@ -216,7 +216,8 @@ impl Sources for SourceShelf {
         }
         let source = self.find(caller, name).await?;
         let given = read(&request.secrets)?;
-        let mut secrets = self.sources.open(&source).map_err(|error| Problem::new(Code::Conflict, error.to_string()))?.secrets;
+        let mut secrets =
+            self.sources.open(&source).map_err(|error| Problem::new(Code::Conflict, error.to_string()))?.secrets;
         replace(&mut secrets, given, request.keep_old);
         let sealed = self.seal(source.id, &secrets)?;
         let change = model::SourceChange { sealed_secrets: sealed, ..model::SourceChange::default() };

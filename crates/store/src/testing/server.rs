@@ -16,7 +16,7 @@ use tokio::sync::OnceCell;
 
 use crate::Store;
 
-const MIGRATION: &str = include_str!("../../../../migrations/postgres/2026-11-29-000001_init/up.sql");
+const MIGRATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../migrations/postgres");
 
 /// Stops the server once nobody has held the lock for a while. Run by `sh`, with the directory as `$1` and the programs'
 /// directory as `$2`.
@@ -100,9 +100,21 @@ async fn start() -> Option<Server> {
     Some(ready(base, Some(users)).await)
 }
 
+/// Names a template by the migrations that it holds: the server is shared by checkouts that may differ in them.
+fn digest() -> String {
+    let entries = fs::read_dir(MIGRATIONS).expect("the migrations are there");
+    let mut scripts: Vec<_> = entries.map(|entry| entry.expect("an entry").path().join("up.sql")).collect();
+    scripts.sort();
+    let mut digest = Sha256::new();
+    for script in scripts {
+        digest.update(fs::read(script).expect("a migration is readable"));
+    }
+    hex::encode(digest.finalize())
+}
+
 /// Makes the template unless it is there.
 async fn ready(base: String, users: Option<File>) -> Server {
-    let digest = hex::encode(Sha256::digest(MIGRATION));
+    let digest = digest();
     let server = Server { template: format!("kici_template_{}", &digest[..12]), base, _users: users };
     let mut conn =
         AsyncPgConnection::establish(&format!("{}postgres", server.base)).await.expect("the test server answers");

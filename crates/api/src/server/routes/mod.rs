@@ -48,8 +48,14 @@ pub fn table() -> Vec<Route> {
         Route::new(post(), "/api/v1/admin/sources/{name}/disable", P::SourceManage, A::SourceUpdate, sources::disable)
             .on(T::Source)
             .scoped(),
-        Route::new(put(), "/api/v1/admin/sources/{name}/secrets", P::SourceManage, A::SourceUpdate, sources::set_secrets)
-            .on(T::Source),
+        Route::new(
+            put(),
+            "/api/v1/admin/sources/{name}/secrets",
+            P::SourceManage,
+            A::SourceUpdate,
+            sources::set_secrets,
+        )
+        .on(T::Source),
         Route::new(post(), "/api/v1/admin/sources/{name}/trigger", P::RunTrigger, A::SourceTrigger, sources::trigger)
             .on(T::Source)
             .scoped(),
