@@ -13,6 +13,7 @@ mod deadlines;
 pub mod decide;
 mod dispatcher;
 mod frames;
+mod hosts;
 mod link;
 mod locks;
 mod meters;

@@ -45,6 +45,7 @@ enum Sweep {
     Tokens,
     Beats,
     Depth,
+    Roster,
 }
 
 struct Entry {
@@ -70,6 +71,7 @@ impl Reconciler for Entry {
             Sweep::Tokens => "dispatch_tokens",
             Sweep::Beats => "dispatch_heartbeats",
             Sweep::Depth => "dispatch_queue_depth",
+            Sweep::Roster => "dispatch_roster",
         }
     }
 
@@ -80,12 +82,14 @@ impl Reconciler for Entry {
             Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::SilentSessions => 10,
             Sweep::Routing => return (grace / 4).clamp(Duration::from_secs(5), Duration::from_secs(30)),
             Sweep::JobTimeouts => 15,
-            Sweep::ExpiredPending | Sweep::Unstarted | Sweep::Stale | Sweep::Tokens | Sweep::Beats => 60,
+            Sweep::ExpiredPending | Sweep::Unstarted | Sweep::Stale | Sweep::Tokens | Sweep::Beats | Sweep::Roster => {
+                60
+            }
         })
     }
 
     fn leader_only(&self) -> bool {
-        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels)
+        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::Roster)
     }
 
     async fn run(&self) -> Result<u64, DispatchError> {
@@ -105,6 +109,7 @@ impl Reconciler for Entry {
             Sweep::Tokens => d.sweep_tokens().await,
             Sweep::Beats => d.save_signs_of_life().await,
             Sweep::Depth => d.measure_depth().await,
+            Sweep::Roster => d.sweep_roster().await,
         }
     }
 }
@@ -127,6 +132,7 @@ impl Dispatcher {
             Sweep::Tokens,
             Sweep::Beats,
             Sweep::Depth,
+            Sweep::Roster,
         ];
         all.into_iter()
             .map(|sweep| Arc::new(Entry { dispatcher: self.clone(), sweep }) as Arc<dyn Reconciler>)

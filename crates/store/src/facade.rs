@@ -408,17 +408,21 @@ facade! {
     /// Notes when tokens were last used.
     write(Lane::META) tokens::admin_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
     /// An agent registered at this instance.
-    write(Lane::META) fleet::roster_upsert(entry: RosterEntry) -> RosterHost;
+    write(Lane::META) roster::roster_upsert(entry: RosterEntry) -> RosterHost;
     /// All hosts, by agent.
-    read fleet::roster_list() -> Vec<RosterHost>;
+    read roster::roster_list() -> Vec<RosterHost>;
     /// One host.
-    read fleet::roster_get(agent_id: AgentId) -> Option<RosterHost>;
+    read roster::roster_get(agent_id: AgentId) -> Option<RosterHost>;
     /// Notes signs of life of agents that are connected to this instance.
-    write(Lane::META) fleet::roster_seen(seen: Vec<(AgentId, Ts)>) -> ();
+    write(Lane::META) roster::roster_seen(seen: Vec<(AgentId, Ts)>) -> ();
     /// An agent's session at this instance ended.
-    write(Lane::META) fleet::roster_disconnected(agent_id: AgentId) -> ();
-    /// Deletes hosts of ephemeral agents not seen since `before`; returns them.
-    write(Lane::META) fleet::roster_reap(before: Ts) -> Vec<AgentId>;
+    write(Lane::META) roster::roster_disconnected(agent_id: AgentId) -> ();
+    /// Declares a host: what is given replaces what is there. True when it was not known before.
+    write(Lane::META) roster::roster_declare(declared: DeclaredHost) -> (RosterHost, bool);
+    /// Removes a host unless it is connected to a live instance.
+    write(Lane::META) roster::roster_remove(agent_id: AgentId) -> HostRemoved;
+    /// Deletes hosts of ephemeral agents not seen since `before` and not connected to a live instance; returns them.
+    write(Lane::META) roster::roster_reap(before: Ts) -> Vec<AgentId>;
     /// Writes entries of the access log.
     write(Lane::META) fleet::access_log_insert(entries: Vec<NewAccess>) -> ();
     /// Entries of the access log, newest first.

@@ -202,6 +202,27 @@ pub const KEYS: &[Key] = &[
         "A job that no known agent could ever run fails after this; 0 lets it wait.",
     ),
     key(
+        "roster.grace_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("300000"),
+        "A connected host that was silent for longer counts as out of contact.",
+    ),
+    key(
+        "roster.ttl_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("1800000"),
+        "Ephemeral hosts that are gone stay known for this long; static ones until they are removed.",
+    ),
+    alias(
+        key(
+            "roster.max_fanout_hosts",
+            Kind::Number(1, 4096),
+            Some("1024"),
+            "Most hosts that one `runs_on_all` job goes to; a job that means more fails.",
+        ),
+        &["KICI_MAX_FANOUT_HOSTS"],
+    ),
+    key(
         "stale.job_heartbeat_ms",
         Kind::Number(1000, MS_MAX),
         Some("60000"),

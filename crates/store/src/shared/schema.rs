@@ -403,6 +403,10 @@ diesel::table! {
         host_properties -> Json,
         created_at -> Ts,
         updated_at -> Ts,
+        declared_at -> Nullable<Ts>,
+        declared_by -> Nullable<Text>,
+        declared_hostname -> Nullable<Text>,
+        declared_labels -> Nullable<Json>,
     }
 }
 

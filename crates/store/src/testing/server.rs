@@ -16,7 +16,11 @@ use tokio::sync::OnceCell;
 
 use crate::Store;
 
-const MIGRATION: &str = include_str!("../../../../migrations/postgres/2026-11-29-000001_init/up.sql");
+/// All of them: databases are copied from a template that is named by their contents.
+pub(super) const MIGRATIONS: &[&str] = &[
+    include_str!("../../../../migrations/postgres/2026-11-29-000001_init/up.sql"),
+    include_str!("../../../../migrations/postgres/2026-11-29-000020_declared_hosts/up.sql"),
+];
 
 /// Stops the server once nobody has held the lock for a while. Run by `sh`, with the directory as `$1` and the programs'
 /// directory as `$2`.
@@ -102,7 +106,7 @@ async fn start() -> Option<Server> {
 
 /// Makes the template unless it is there.
 async fn ready(base: String, users: Option<File>) -> Server {
-    let digest = hex::encode(Sha256::digest(MIGRATION));
+    let digest = hex::encode(Sha256::digest(MIGRATIONS.concat()));
     let server = Server { template: format!("kici_template_{}", &digest[..12]), base, _users: users };
     let mut conn =
         AsyncPgConnection::establish(&format!("{}postgres", server.base)).await.expect("the test server answers");

@@ -2,6 +2,7 @@
 
 pub(super) mod agents;
 pub(super) mod events;
+pub(super) mod hosts;
 pub(super) mod queue;
 pub(super) mod runs;
 pub(super) mod sources;
@@ -16,7 +17,7 @@ use super::{Route, sse};
 
 /// Every route under `/api/v1`.
 pub fn table() -> Vec<Route> {
-    let (get, post, delete) = (|| Method::GET, || Method::POST, || Method::DELETE);
+    let (get, post, put, delete) = (|| Method::GET, || Method::POST, || Method::PUT, || Method::DELETE);
     vec![
         Route::new(get(), "/api/v1/runs", P::RunRead, A::RunsList, runs::list).scoped(),
         Route::new(post(), "/api/v1/runs", P::RunTrigger, A::RunTrigger, runs::trigger).scoped(),
@@ -74,6 +75,11 @@ pub fn table() -> Vec<Route> {
         Route::new(get(), "/api/v1/admin/agents", P::FleetRead, A::FleetRead, agents::list),
         Route::new(post(), "/api/v1/admin/agents/{id}/drain", P::FleetManage, A::AgentDrain, agents::drain)
             .on(T::Fleet),
+        Route::new(get(), "/api/v1/admin/hosts", P::FleetRead, A::FleetRead, hosts::list),
+        Route::new(post(), "/api/v1/admin/hosts/preview", P::FleetRead, A::FleetRead, hosts::preview),
+        Route::new(get(), "/api/v1/admin/hosts/{id}", P::FleetRead, A::FleetRead, hosts::get).on(T::Fleet),
+        Route::new(put(), "/api/v1/admin/hosts/{id}", P::HostManage, A::HostDeclare, hosts::declare).on(T::Fleet),
+        Route::new(delete(), "/api/v1/admin/hosts/{id}", P::HostManage, A::HostRemove, hosts::remove).on(T::Fleet),
         Route::new(get(), "/api/v1/admin/event-log", P::EventLogRead, A::EventLogList, events::list).scoped(),
         Route::new(get(), "/api/v1/admin/event-log/{id}", P::EventLogRead, A::EventLogDetail, events::get)
             .on(T::EventLog)
