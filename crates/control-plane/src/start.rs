@@ -371,6 +371,7 @@ impl Build<'_> {
                 queue_timeout: config.dispatch.queue_timeout,
                 cache_entries: config.workflow_cache_entries,
                 machine_id: around.machine_id.clone(),
+                max_fanout_hosts: config.roster.max_fanout_hosts,
             },
         ));
         let announcer = Arc::new(Announcer { dispatcher: dispatcher.clone(), live: live.clone() });

@@ -120,6 +120,7 @@ impl Dispatcher {
             clock: ports.clock.clone(),
             queue_timeout: config.queue_timeout,
             machine_id: config.machine_id.clone(),
+            roster_grace: config.roster_grace,
         };
         Arc::new(Self {
             config,

@@ -372,8 +372,8 @@ impl Registry {
     }
 
     /// Facts of all agents that are not leaving, free or not.
-    pub fn all_facts(&self) -> Vec<Arc<AgentFacts>> {
-        self.lock().agents.values().map(|entry| entry.identity.facts.clone()).collect()
+    pub fn all_facts(&self) -> Vec<(AgentId, Arc<AgentFacts>)> {
+        self.lock().agents.iter().map(|(id, entry)| (id.clone(), entry.identity.facts.clone())).collect()
     }
 
     /// Number of connected agents, and of jobs they hold.

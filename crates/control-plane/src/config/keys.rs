@@ -272,6 +272,7 @@ pub fn is_foreign_variable(name: &str) -> bool {
         "KICI_JOBS",
         "KICI_SOCK",
         "KICI_CHECK_MODE",
+        "KICI_FANOUT_HOST",
         "KICI_FANOUT_INDEX",
         "KICI_FANOUT_TOTAL",
     ];

@@ -1,6 +1,7 @@
 //! Sessions of agents against a dispatcher over a real store: the acceptance list of dispatch, by number.
 
 mod ending;
+mod fanout;
 mod handover;
 mod registration;
 mod support;

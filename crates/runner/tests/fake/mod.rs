@@ -230,6 +230,7 @@ pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
         job: "build".into(),
         env: BTreeMap::new(),
         variables: BTreeMap::new(),
+        fanout: None,
         steps,
         outputs: BTreeMap::new(),
         context: BTreeMap::new(),

@@ -1,6 +1,6 @@
 //! The roster of hosts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use diesel::prelude::*;
@@ -176,6 +176,19 @@ pub(crate) async fn roster_get(conn: &mut Conn, _: &Ctx, agent_id: &AgentId) -> 
     let row: Option<RosterRow> =
         host_roster::table.find(agent_id.as_str()).select(RosterRow::as_select()).first(conn).await.optional()?;
     row.map(RosterRow::read).transpose()
+}
+
+/// Hosts by name.
+pub(crate) async fn hosts_named(
+    conn: &mut Conn,
+    names: &BTreeSet<AgentId>,
+) -> Result<BTreeMap<AgentId, RosterHost>, StoreError> {
+    let rows: Vec<RosterRow> = host_roster::table
+        .filter(host_roster::agent_id.eq_any(names.iter().map(AgentId::as_str)))
+        .select(RosterRow::as_select())
+        .load(conn)
+        .await?;
+    rows.into_iter().map(|row| row.read().map(|host| (host.agent_id.clone(), host))).collect()
 }
 
 pub(crate) async fn roster_seen(conn: &mut Conn, ctx: &Ctx, seen: &[(AgentId, Ts)]) -> Result<(), StoreError> {

@@ -241,6 +241,7 @@ diesel::table! {
         last_heartbeat_at -> Nullable<Ts>,
         timeout_ms -> Nullable<BigInt>,
         cancel_deadline -> Nullable<Ts>,
+        fanout -> Nullable<Json>,
     }
 }
 
@@ -291,6 +292,7 @@ diesel::table! {
         selector -> Json,
         requires_machine_id -> Nullable<Text>,
         created_at -> Ts,
+        pinned_agent_id -> Nullable<Text>,
     }
 }
 
