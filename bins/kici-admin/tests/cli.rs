@@ -352,6 +352,9 @@ async fn hosts_are_declared_with_typed_properties_changed_and_removed() {
     assert_eq!((&host["labels"], host["properties"].get("zone")), (&serde_json::json!(["role:db"]), None));
     assert!(server.run("host preview role:db --include-uninitialized").await.ok().contains("hold"));
     server.run("host list --selector a|").await.fails(7, "at character 2");
+    assert!(server.run("host reboot db-1 --deadline 10m --utc").await.ok().contains("restarts until"));
+    server.run("host cancel-reboot db-1").await.ok();
+    server.run("host cancel-reboot db-1").await.fails(5, "not about to restart");
     server.run("host remove db-1").await.fails(64, "--yes");
     server.run("host remove db-1 --yes -q").await.ok();
     server.run("host get db-1").await.fails(4, "db-1");

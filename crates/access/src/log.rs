@@ -183,6 +183,8 @@ actions! {
     HostDeclare = "host.declare" => Always,
     /// Remove a host.
     HostRemove = "host.remove" => Always,
+    /// Announce the restart of a host, or call it off.
+    HostReboot = "host.reboot" => Always,
     /// Show the queue.
     QueueRead = "queue.read" => Sample(1_000),
     /// List agent tokens.

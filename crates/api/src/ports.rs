@@ -12,7 +12,7 @@ use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, TokenId};
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
-use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts};
+use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::LogRange;
 use crate::dto::queue::{QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::runs::{
@@ -209,6 +209,12 @@ pub trait Hosts: Send + Sync {
 
     /// Removes one; 409 `conflict` while its agent is connected.
     async fn remove(&self, caller: &Caller, id: &AgentId) -> Answer<()>;
+
+    /// Announces the restart of one.
+    async fn reboot(&self, caller: &Caller, id: &AgentId, request: &RebootHost) -> Answer<HostView>;
+
+    /// Calls the restart of one off; 409 `conflict` when none is pending.
+    async fn cancel_reboot(&self, caller: &Caller, id: &AgentId) -> Answer<HostView>;
 
     /// Which hosts a fan-out would go to now.
     async fn preview(&self, caller: &Caller, request: &PreviewHosts) -> Answer<HostsPreview>;

@@ -326,6 +326,7 @@ fn dispatcher(
     dispatch.ownership_timeout = keys.ownership_check_timeout;
     dispatch.roster_grace = config.roster.grace;
     dispatch.roster_ttl = config.roster.ttl;
+    dispatch.reboot_deadline = config.roster.reboot_deadline;
     let ports = kici_dispatch::Ports {
         clones: Arc::new(SourceClones { store: store.clone(), sources: sources.clone() }),
         changes: Arc::new(LiveChanges(live.clone())),

@@ -64,6 +64,8 @@ pub struct DispatchConfig {
     pub roster_grace: Duration,
     /// How long ephemeral hosts that are gone stay known.
     pub roster_ttl: Duration,
+    /// How long a host may take to restart.
+    pub reboot_deadline: Duration,
 }
 
 impl DispatchConfig {
@@ -93,6 +95,7 @@ impl DispatchConfig {
             redrive_interval: Duration::from_secs(10),
             roster_grace: Duration::from_secs(300),
             roster_ttl: Duration::from_secs(1800),
+            reboot_deadline: Duration::from_secs(900),
         }
     }
 }

@@ -162,6 +162,10 @@ impl Dispatcher {
         let admitted = self.gates(register, token).await?;
         self.use_up(token).await?;
         let identity = self.identity(link.session_id(), register, token, &admitted);
+        let reboot = self.reboot_at_register(&identity, &register.boot_id).await.map_err(|error| {
+            tracing::warn!(agent = %identity.agent_id, %error, "whether a host restarted could not be read");
+            Refused { reason: CloseReason::Internal, message: "the host cannot be read now; try again".into() }
+        })?;
         let reconciled = self.reconcile(register, &identity).await.map_err(|error| {
             tracing::warn!(agent = %identity.agent_id, %error, "the jobs of an agent could not be reconciled");
             Refused {
@@ -175,7 +179,7 @@ impl Dispatcher {
             return Ok(());
         }
         let cancelling: Vec<Tracked> = reconciled.held.iter().filter(|job| job.cancelling).cloned().collect();
-        let replaced = self.registry.insert(identity.clone(), link.clone(), reconciled.held, register.draining);
+        let replaced = self.registry.insert(identity.clone(), link.clone(), reconciled.held, register.draining, reboot);
         let mut forgotten = reconciled.forgotten;
         if let Some(replaced) = replaced {
             let known: Vec<JobRef> = forgotten.iter().map(|(job, _)| *job).collect();
@@ -378,6 +382,7 @@ impl Dispatcher {
             arch: Some(identity.arch.clone()),
             version: Some(identity.version.clone()),
             machine_id: identity.facts.machine_id.clone(),
+            boot_id: Some(register.boot_id.clone()).filter(|id| !id.is_empty()),
             properties: properties(register),
         };
         let seen = token.map(|token| (token.id, self.clock.now()));

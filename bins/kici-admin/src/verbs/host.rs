@@ -1,16 +1,17 @@
 //! `host`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use clap::Subcommand;
-use kici_api::dto::hosts::{DeclareHost, HostEffect, HostFilter, HostView, PreviewHosts};
+use kici_api::dto::hosts::{DeclareHost, HostEffect, HostFilter, HostView, PreviewHosts, RebootHost};
 use kici_api::page::Page;
 use kici_engine::hosts::OnUnreachable;
 use kici_engine::ids::AgentId;
 use serde_json::Value as Json;
 
 use super::Context;
-use crate::args::key_value;
+use crate::args::{duration, key_value};
 use crate::exit::Failure;
 use crate::output::{Column, fields, optional, status, text};
 
@@ -50,6 +51,19 @@ pub(crate) enum Verb {
     },
     /// Remove a host that is not connected
     Remove {
+        /// Id of its agent
+        id: AgentId,
+    },
+    /// Announce that a host is about to restart: it gets no jobs until it is back. Restart it yourself
+    Reboot {
+        /// Id of its agent
+        id: AgentId,
+        /// It gets jobs again after this time even if it is not back: 10m, 1h
+        #[arg(long, value_parser = duration)]
+        deadline: Option<Duration>,
+    },
+    /// Call the restart of a host off
+    CancelReboot {
         /// Id of its agent
         id: AgentId,
     },
@@ -120,6 +134,11 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
             client.remove_host(&id).await?;
             out.say(format!("{id} removed"));
         }
+        Verb::Reboot { id, deadline } => {
+            let request = RebootHost { deadline_s: deadline.map(|span| span.as_secs()) };
+            show(context, &client.reboot_host(&id, &request).await?)?;
+        }
+        Verb::CancelReboot { id } => show(context, &client.cancel_host_reboot(&id).await?)?,
         Verb::Preview { selector, on_unreachable, include_uninitialized } => {
             let request = PreviewHosts { selector, on_unreachable, include_uninitialized };
             let preview = client.preview_hosts(&request).await?;
@@ -147,6 +166,7 @@ fn show(context: &Context, host: &HostView) -> Result<(), Failure> {
             ("lifecycle", host.lifecycle.to_string()),
             ("version", host.version.clone().unwrap_or_default()),
             ("last seen", out.time(host.last_seen_at)),
+            ("restarts until", host.reboot_pending_until.map_or_else(String::new, |at| out.time(Some(at)))),
         ])
     })
 }

@@ -8,7 +8,7 @@ use super::{Client, ClientError, NOTHING};
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Discard, DlqCount, Explanation};
-use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts};
+use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::{LogQuery, LogRange};
 use crate::dto::queue::{QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::runs::{
@@ -166,6 +166,16 @@ impl Client {
     /// Removes a host.
     pub async fn remove_host(&self, id: &AgentId) -> Answer<()> {
         self.delete_empty(path!(ADMIN, "hosts", id.as_str()), &()).await
+    }
+
+    /// Announces the restart of a host.
+    pub async fn reboot_host(&self, id: &AgentId, request: &RebootHost) -> Answer<HostView> {
+        self.post(path!(ADMIN, "hosts", id.as_str(), "reboot"), request).await
+    }
+
+    /// Calls the restart of a host off.
+    pub async fn cancel_host_reboot(&self, id: &AgentId) -> Answer<HostView> {
+        self.delete(path!(ADMIN, "hosts", id.as_str(), "reboot")).await
     }
 
     /// Which hosts a fan-out would go to now.

@@ -52,6 +52,9 @@ pub struct HostView {
     /// When it was heard of last; none when its agent never registered.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub last_seen_at: Option<Ts>,
+    /// It is about to restart and gets no jobs until then, or until it is back.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub reboot_pending_until: Option<Ts>,
     /// When it became known.
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Ts,
@@ -88,6 +91,15 @@ pub struct DeclareHost {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = Object)]
     pub properties: BTreeMap<String, Json>,
+}
+
+/// Announces the restart of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RebootHost {
+    /// The host gets jobs again after this many seconds even if it is not back; the server's default when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline_s: Option<u64>,
 }
 
 /// Asks which hosts a `runs_on_all` job would go to now.

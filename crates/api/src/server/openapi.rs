@@ -48,6 +48,8 @@ use crate::problem::Document as Problem;
         hosts::declare,
         hosts::remove,
         hosts::preview,
+        hosts::reboot,
+        hosts::cancel_reboot,
         events::list,
         events::get,
         events::payload,

@@ -6,7 +6,7 @@ use kici_engine::ids::AgentId;
 use kici_engine::labels::CanonicalLabel;
 
 use super::{Fake, NOW};
-use crate::dto::hosts::{DeclareHost, HostEffect, HostFilter, HostView, HostsPreview, PreviewHosts};
+use crate::dto::hosts::{DeclareHost, HostEffect, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::page::Page;
 use crate::ports::{Answer, Caller, Hosts};
 use crate::problem::{Code, Problem};
@@ -44,6 +44,7 @@ fn blank(id: &AgentId) -> HostView {
         properties: Default::default(),
         instance: None,
         last_seen_at: None,
+        reboot_pending_until: None,
         created_at: NOW,
     }
 }
@@ -95,6 +96,23 @@ impl Hosts for Fake {
                 Ok(())
             }
         }
+    }
+
+    async fn reboot(&self, _: &Caller, id: &AgentId, request: &RebootHost) -> Answer<HostView> {
+        let mut world = self.reach()?;
+        let view = world.hosts.get_mut(id).ok_or_else(|| Problem::not_found(format_args!("host `{id}`")))?;
+        let deadline = std::time::Duration::from_secs(request.deadline_s.unwrap_or(900));
+        view.reboot_pending_until = Some(NOW.plus(deadline));
+        Ok(view.clone())
+    }
+
+    async fn cancel_reboot(&self, _: &Caller, id: &AgentId) -> Answer<HostView> {
+        let mut world = self.reach()?;
+        let view = world.hosts.get_mut(id).ok_or_else(|| Problem::not_found(format_args!("host `{id}`")))?;
+        if view.reboot_pending_until.take().is_none() {
+            return Err(Problem::new(Code::Conflict, format!("host `{id}` is not about to restart")));
+        }
+        Ok(view.clone())
     }
 
     async fn preview(&self, _: &Caller, request: &PreviewHosts) -> Answer<HostsPreview> {

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use kici_api::dto::hosts::{DEFAULT_HOSTS, DeclareHost, HostEffect, HostFilter, HostView, HostsPreview, PreviewHosts};
+use kici_api::dto::hosts::{
+    DEFAULT_HOSTS, DeclareHost, HostEffect, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost,
+};
 use kici_api::page::Page;
 use kici_api::ports::{Answer, Caller, Hosts};
 use kici_api::problem::{Code, Problem};
-use kici_dispatch::Dispatcher;
+use kici_dispatch::{Dispatcher, RebootError};
 use kici_engine::hosts::{Host, HostMatcher, HostQuery, is_reserved_property, reach, targets};
 use kici_engine::ids::AgentId;
 use kici_engine::labels::{CanonicalLabel, host_label, split};
@@ -99,6 +101,7 @@ impl HostBook {
             properties: seen.properties.into_iter().filter(|(key, _)| !is_reserved_property(key)).collect(),
             instance: host.connected_instance_id.as_ref().map(ToString::to_string),
             last_seen_at: host.last_seen,
+            reboot_pending_until: host.reboot.as_ref().map(|reboot| reboot.until),
             created_at: host.created_at,
         }
     }
@@ -154,6 +157,26 @@ impl Hosts for HostBook {
             }
             HostRemoved::NotFound => Err(missing(id)),
         }
+    }
+
+    async fn reboot(&self, caller: &Caller, id: &AgentId, request: &RebootHost) -> Answer<HostView> {
+        let deadline = request.deadline_s.map(std::time::Duration::from_secs);
+        let by = caller.actor.to_string();
+        self.dispatcher.request_reboot(id, None, deadline, &by).await.map_err(|error| match error {
+            RebootError::NoSuchHost(id) => missing(&id),
+            RebootError::OwnHost(_) => Problem::new(Code::Conflict, error.to_string()),
+            RebootError::Deadline => Problem::rejected("deadline_s", error.to_string()),
+            RebootError::Store(error) => fault::store(error),
+        })?;
+        self.get(caller, id).await
+    }
+
+    async fn cancel_reboot(&self, caller: &Caller, id: &AgentId) -> Answer<HostView> {
+        let view = self.get(caller, id).await?;
+        if !self.dispatcher.cancel_reboot(id).await.map_err(fault::dispatch)? {
+            return Err(Problem::new(Code::Conflict, format!("host `{id}` is not about to restart")));
+        }
+        Ok(HostView { reboot_pending_until: None, ..view })
     }
 
     async fn preview(&self, _caller: &Caller, request: &PreviewHosts) -> Answer<HostsPreview> {

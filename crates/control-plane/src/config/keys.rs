@@ -203,15 +203,24 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "roster.grace_ms",
-        Kind::Number(1000, MS_MAX),
+        Kind::Number(120_000, MS_MAX),
         Some("300000"),
-        "A connected host that was silent for longer counts as out of contact.",
+        "A connected host that was silent for longer counts as out of contact; signs of life are written once a minute.",
     ),
     key(
         "roster.ttl_ms",
         Kind::Number(1000, MS_MAX),
         Some("1800000"),
         "Ephemeral hosts that are gone stay known for this long; static ones until they are removed.",
+    ),
+    alias(
+        key(
+            "roster.reboot_deadline_ms",
+            Kind::Number(1000, 86_400_000),
+            Some("900000"),
+            "How long a host that announced a restart is kept from work, unless it says otherwise.",
+        ),
+        &["KICI_HOST_REBOOT_DEADLINE_MS"],
     ),
     alias(
         key(

@@ -112,6 +112,8 @@ pub struct RosterKeys {
     pub grace: Duration,
     /// `roster.ttl_ms`.
     pub ttl: Duration,
+    /// `roster.reboot_deadline_ms`.
+    pub reboot_deadline: Duration,
     /// `roster.max_fanout_hosts`.
     pub max_fanout_hosts: usize,
 }
@@ -175,6 +177,7 @@ impl Config {
             roster: RosterKeys {
                 grace: values.millis("roster.grace_ms"),
                 ttl: values.millis("roster.ttl_ms"),
+                reboot_deadline: values.millis("roster.reboot_deadline_ms"),
                 max_fanout_hosts: values.size("roster.max_fanout_hosts"),
             },
             log_level: values.text("log.level"),

@@ -296,12 +296,16 @@ impl Registry {
         let over: Vec<AgentId> = inner
             .agents
             .iter()
-            .filter(|(_, entry)| entry.paused_until.is_some_and(|until| until <= now))
+            .filter(|(_, entry)| {
+                entry.paused_until.is_some_and(|until| until <= now)
+                    || entry.reboot.is_some_and(|reboot| reboot.until <= now)
+            })
             .map(|(id, _)| id.clone())
             .collect();
         for id in &over {
             if let Some(entry) = inner.agents.get_mut(id) {
-                entry.paused_until = None;
+                entry.paused_until = entry.paused_until.filter(|until| *until > now);
+                entry.reboot = entry.reboot.filter(|reboot| reboot.until > now);
             }
             inner.refresh(id, now);
         }

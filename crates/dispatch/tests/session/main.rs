@@ -3,6 +3,7 @@
 mod ending;
 mod fanout;
 mod handover;
+mod reboot;
 mod registration;
 mod support;
 

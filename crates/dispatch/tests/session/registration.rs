@@ -165,3 +165,54 @@ async fn a_declared_host_name_decides_the_label_and_keeps_others_off() {
     )
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_15_a_revocation_whose_wake_up_is_lost_takes_effect_with_the_next_sweep() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            // A dispatcher that follows no wake-ups.
+            let deaf = world.unstarted().await;
+            let token = new_token(&deaf, |_| {}).await;
+            let mut agent = Agent::with(&deaf, register("a1", &["default"]), &token).await.unwrap();
+            let id = deaf.store.agent_token_list().await.unwrap()[0].id;
+            assert!(deaf.store.agent_token_revoke(id).await.unwrap());
+            assert!(!deaf.store.agent_token_revoke(id).await.unwrap(), "revoked twice");
+            assert!(agent.quiet().await);
+            assert_eq!(deaf.sweep("dispatch_tokens").await, 1);
+            assert_eq!(agent.goodbye().await, "AUTH_REVOKED");
+            deaf.dispatcher.stop().await;
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_ephemeral_token_refuses_newcomers_and_ends_its_session_once_that_is_idle() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            let expires = world.clock.now().plus(std::time::Duration::from_millis(300));
+            let token = new_token(&world, |token| {
+                token.agent_type = AgentType::Ephemeral;
+                token.bound_agent_id = Some(instance("a1"));
+                token.expires_at = Some(expires);
+            })
+            .await;
+            let mut agent = Agent::with(&world, register("a1", &["default"]), &token).await.unwrap();
+            world.create(&[job("build")]).await;
+            let build = agent.offer().await.job.unwrap();
+            assert!(agent.begin(&build).await);
+            world.wait(async || (world.clock.now() > expires).then_some(())).await;
+            world.sweep("dispatch_tokens").await;
+            assert!(agent.quiet().await, "a running job is never cut");
+            assert!(Agent::with(&world, register("a1", &["default"]), &token).await.is_err());
+            let done = agent.update(&build, "success", "").await;
+            agent.settled(done).await;
+            world.wait(async || world.dispatcher.agents()[0].jobs.is_empty().then_some(())).await;
+            world.sweep("dispatch_tokens").await;
+            assert_eq!(agent.goodbye().await, "AUTH_FAILED");
+        },
+    )
+    .await;
+}

@@ -292,6 +292,17 @@ impl AgentGateway for Service {
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(acks))))
     }
+
+    async fn request_reboot(
+        &self,
+        _: Request<RequestRebootRequest>,
+    ) -> Result<Response<RequestRebootResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cancel_reboot(&self, _: Request<CancelRebootRequest>) -> Result<Response<CancelRebootResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
 }
 
 impl Shared {

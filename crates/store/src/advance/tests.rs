@@ -139,7 +139,7 @@ proptest! {
         let window = max_parallel.map_or(usize::MAX, |max| max as usize);
         let mut model = Model { jobs: vec![JobStatus::Pending; count as usize], window, fail_fast };
         let lock = Arc::new(Vec::new());
-        let mut settle = |state: &mut RunState, model: &mut Model| {
+        let settle = |state: &mut RunState, model: &mut Model| {
             model.settle();
             let advanced = state.advance(NOW, Some(&Always), Some(&lock)).unwrap();
             prop_assert_eq!(advanced, Advanced::Stable);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kici_engine::hosts::{Host, Lifecycle, host_status};
-use kici_engine::ids::{AgentId, InstanceId, TokenId};
+use kici_engine::ids::{AgentId, InstanceId, JobId, TokenId};
 use kici_engine::labels::{CanonicalLabel, LabelSet, host_label};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
@@ -34,6 +34,8 @@ pub struct RosterEntry {
     pub version: Option<String>,
     /// Identity of the machine.
     pub machine_id: Option<String>,
+    /// Identity of the host's present boot.
+    pub boot_id: Option<String>,
     /// Properties; merged into those stored.
     pub properties: BTreeMap<String, Json>,
 }
@@ -79,6 +81,23 @@ pub struct RosterHost {
     pub declared_hostname: Option<String>,
     /// Its labels as declared; they count until its agent registers.
     pub declared_labels: Option<Vec<String>>,
+    /// Identity of the boot at the last registration.
+    pub boot_id: Option<String>,
+    /// It is about to restart.
+    pub reboot: Option<PendingReboot>,
+}
+
+/// A restart that was announced. No job goes to the host until it is over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PendingReboot {
+    /// Forgotten then, if the host is not back before.
+    pub until: Ts,
+    /// The job that asked for it: it succeeds when the host goes down.
+    pub job: Option<JobId>,
+    /// The boot that ends with it, as far as the agent told.
+    pub boot_id: Option<String>,
+    /// Who asked for it.
+    pub by: String,
 }
 
 impl RosterHost {

@@ -16,7 +16,7 @@ use super::rows::{agent, agent_opt, clean_opt, ts_opt, word};
 use super::schema::{cluster_instances, host_roster};
 use crate::StoreError;
 use crate::ctx::Ctx;
-use crate::model::{AgentType, DeclaredHost, HostRemoved, RosterEntry, RosterHost};
+use crate::model::{AgentType, DeclaredHost, HostRemoved, PendingReboot, RosterEntry, RosterHost};
 use crate::types::{DbId, DbTs, Doc};
 
 #[derive(Queryable, Selectable, Insertable, AsChangeset)]
@@ -42,6 +42,11 @@ struct RosterRow {
     declared_by: Option<String>,
     declared_hostname: Option<String>,
     declared_labels: Option<Doc<Vec<String>>>,
+    boot_id: Option<String>,
+    reboot_pending_until: Option<DbTs>,
+    reboot_job_id: Option<DbId>,
+    reboot_boot_id: Option<String>,
+    reboot_by: Option<String>,
 }
 
 impl RosterRow {
@@ -66,6 +71,13 @@ impl RosterRow {
             declared_by: self.declared_by,
             declared_hostname: self.declared_hostname,
             declared_labels: self.declared_labels.map(|labels| labels.0),
+            boot_id: self.boot_id,
+            reboot: self.reboot_pending_until.map(|until| PendingReboot {
+                until: until.into(),
+                job: self.reboot_job_id.map(Into::into),
+                boot_id: self.reboot_boot_id,
+                by: self.reboot_by.unwrap_or_default(),
+            }),
         })
     }
 
@@ -90,6 +102,11 @@ impl RosterRow {
             declared_by: None,
             declared_hostname: None,
             declared_labels: None,
+            boot_id: None,
+            reboot_pending_until: None,
+            reboot_job_id: None,
+            reboot_boot_id: None,
+            reboot_by: None,
         }
     }
 }
@@ -131,6 +148,7 @@ pub(crate) async fn roster_upsert(conn: &mut Conn, ctx: &Ctx, entry: &RosterEntr
     row.arch = clean_opt(entry.arch.as_deref());
     row.version = clean_opt(entry.version.as_deref());
     row.machine_id = clean_opt(entry.machine_id.as_deref());
+    row.boot_id = clean_opt(entry.boot_id.as_deref());
     row.connected_instance_id = Some(ctx.node().as_str().to_owned());
     row.last_seen = Some(ctx.now.into());
     row.updated_at = ctx.now.into();
@@ -254,4 +272,52 @@ pub(crate) async fn roster_reap(conn: &mut Conn, ctx: &Ctx, before: &Ts) -> Resu
         .get_results(conn)
         .await?;
     gone.into_iter().map(agent).collect()
+}
+
+pub(crate) async fn roster_reboot_request(
+    conn: &mut Conn,
+    _: &Ctx,
+    agent_id: &AgentId,
+    reboot: &PendingReboot,
+) -> Result<bool, StoreError> {
+    let changed = diesel::update(host_roster::table.find(agent_id.as_str()))
+        .set((
+            host_roster::reboot_pending_until.eq(DbTs::from(reboot.until)),
+            host_roster::reboot_job_id.eq(reboot.job.map(DbId::from)),
+            host_roster::reboot_boot_id.eq(clean_opt(reboot.boot_id.as_deref())),
+            host_roster::reboot_by.eq(clean_opt(Some(&reboot.by))),
+        ))
+        .execute(conn)
+        .await?;
+    Ok(changed == 1)
+}
+
+pub(crate) async fn roster_reboot_clear(
+    conn: &mut Conn,
+    _: &Ctx,
+    agent_id: &AgentId,
+    until: &Ts,
+) -> Result<bool, StoreError> {
+    // Named by its deadline: a request that came meanwhile stays.
+    let changed = diesel::update(host_roster::table.find(agent_id.as_str()))
+        .filter(host_roster::reboot_pending_until.eq(DbTs::from(*until)))
+        .set((
+            host_roster::reboot_pending_until.eq(None::<DbTs>),
+            host_roster::reboot_job_id.eq(None::<DbId>),
+            host_roster::reboot_boot_id.eq(None::<String>),
+            host_roster::reboot_by.eq(None::<String>),
+        ))
+        .execute(conn)
+        .await?;
+    Ok(changed == 1)
+}
+
+pub(crate) async fn roster_rebooting(conn: &mut Conn, _: &Ctx) -> Result<Vec<RosterHost>, StoreError> {
+    let rows: Vec<RosterRow> = host_roster::table
+        .filter(host_roster::reboot_pending_until.is_not_null())
+        .order(host_roster::agent_id)
+        .select(RosterRow::as_select())
+        .load(conn)
+        .await?;
+    rows.into_iter().map(RosterRow::read).collect()
 }

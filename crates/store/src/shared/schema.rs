@@ -409,6 +409,11 @@ diesel::table! {
         declared_by -> Nullable<Text>,
         declared_hostname -> Nullable<Text>,
         declared_labels -> Nullable<Json>,
+        boot_id -> Nullable<Text>,
+        reboot_pending_until -> Nullable<Ts>,
+        reboot_job_id -> Nullable<Id>,
+        reboot_boot_id -> Nullable<Text>,
+        reboot_by -> Nullable<Text>,
     }
 }
 

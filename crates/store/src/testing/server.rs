@@ -21,6 +21,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
     include_str!("../../../../migrations/postgres/2026-11-29-000001_init/up.sql"),
     include_str!("../../../../migrations/postgres/2026-11-29-000020_declared_hosts/up.sql"),
     include_str!("../../../../migrations/postgres/2026-11-29-000021_fanout/up.sql"),
+    include_str!("../../../../migrations/postgres/2026-11-29-000022_host_restarts/up.sql"),
 ];
 
 /// Stops the server once nobody has held the lock for a while. Run by `sh`, with the directory as `$1` and the programs'

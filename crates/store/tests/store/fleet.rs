@@ -42,7 +42,10 @@ async fn agent_tokens_are_found_by_hash_consumed_once_and_revoked_with_a_wakeup(
         let ephemeral = NewAgentToken { agent_type: AgentType::Ephemeral, expires_at: now, ..token("h3") };
         let ephemeral = t.store.agent_token_create(ephemeral).await.unwrap();
         t.clock.advance(Duration::from_secs(1));
-        assert_eq!(t.store.agent_token_reap(t.clock.now()).await.unwrap(), [ephemeral.id]);
+        assert!(!t.store.agent_token_revoke(made.id).await.unwrap(), "revoked already");
+        let in_use = vec![ephemeral.id];
+        assert!(t.store.agent_token_reap(t.clock.now(), in_use).await.unwrap().is_empty());
+        assert_eq!(t.store.agent_token_reap(t.clock.now(), Vec::new()).await.unwrap(), [ephemeral.id]);
     })
     .await;
 }
@@ -101,6 +104,7 @@ fn host(properties: &[(&str, &str)]) -> RosterEntry {
         arch: None,
         version: None,
         machine_id: None,
+        boot_id: None,
         properties: properties.iter().map(|(k, v)| ((*k).to_owned(), serde_json::json!(v))).collect(),
     }
 }

@@ -5,7 +5,7 @@ use axum::extract::State;
 use http::StatusCode;
 use kici_engine::ids::AgentId;
 
-use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, MAX_HOSTS, PreviewHosts};
+use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, MAX_HOSTS, PreviewHosts, RebootHost};
 use crate::page::Page;
 use crate::ports::{Answer, Caller, Ports};
 use crate::problem::Problem;
@@ -63,4 +63,27 @@ pub async fn preview(
     Body(request): Body<PreviewHosts>,
 ) -> Answer<Json<HostsPreview>> {
     ports.hosts.preview(&caller, &request).await.map(Json)
+}
+
+/// Announces that a host is about to restart: it gets no jobs until it is back. Does not restart it.
+#[utoipa::path(post, path = "/api/v1/admin/hosts/{id}/reboot", tag = "hosts", params(("id" = String, Path)),
+    request_body = RebootHost, responses((status = 200, body = HostView)))]
+pub async fn reboot(
+    State(ports): State<Ports>,
+    caller: Caller,
+    PathOf(id): PathOf<AgentId>,
+    Body(request): Body<RebootHost>,
+) -> Answer<Json<HostView>> {
+    ports.hosts.reboot(&caller, &id, &request).await.map(Json)
+}
+
+/// Calls the restart of a host off.
+#[utoipa::path(delete, path = "/api/v1/admin/hosts/{id}/reboot", tag = "hosts", params(("id" = String, Path)),
+    responses((status = 200, body = HostView)))]
+pub async fn cancel_reboot(
+    State(ports): State<Ports>,
+    caller: Caller,
+    PathOf(id): PathOf<AgentId>,
+) -> Answer<Json<HostView>> {
+    ports.hosts.cancel_reboot(&caller, &id).await.map(Json)
 }

@@ -80,6 +80,9 @@ pub fn table() -> Vec<Route> {
         Route::new(get(), "/api/v1/admin/hosts/{id}", P::FleetRead, A::FleetRead, hosts::get).on(T::Fleet),
         Route::new(put(), "/api/v1/admin/hosts/{id}", P::HostManage, A::HostDeclare, hosts::declare).on(T::Fleet),
         Route::new(delete(), "/api/v1/admin/hosts/{id}", P::HostManage, A::HostRemove, hosts::remove).on(T::Fleet),
+        Route::new(post(), "/api/v1/admin/hosts/{id}/reboot", P::HostManage, A::HostReboot, hosts::reboot).on(T::Fleet),
+        Route::new(delete(), "/api/v1/admin/hosts/{id}/reboot", P::HostManage, A::HostReboot, hosts::cancel_reboot)
+            .on(T::Fleet),
         Route::new(get(), "/api/v1/admin/event-log", P::EventLogRead, A::EventLogList, events::list).scoped(),
         Route::new(get(), "/api/v1/admin/event-log/{id}", P::EventLogRead, A::EventLogDetail, events::get)
             .on(T::EventLog)

@@ -196,6 +196,15 @@ impl World {
         Self { dispatcher, store, clock, ids, changes, clones, config }
     }
 
+    /// The same database and a dispatcher that was not started: it serves sessions and sweeps, and follows no wake-ups.
+    pub async fn unstarted(&self) -> Self {
+        let (changes, clones) = (self.changes.clone(), self.clones.clone());
+        let (clock, ids) = (self.clock.clone(), self.ids.clone());
+        let ports = Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
+        let dispatcher = Dispatcher::new(self.config.clone(), self.store.clone(), ports);
+        Self { dispatcher, store: self.store.clone(), clock, ids, changes, clones, config: self.config.clone() }
+    }
+
     /// The same database after a crash of the process: a new dispatcher, the old one left as it is.
     pub async fn restarted(&self) -> Self {
         Self::on(self.store.clone(), self.config.clone(), self.clock.clone(), self.ids.clone()).await
