@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use url::Url;
 
-use crate::verbs::{agent, agent_token, event, orchestrator, queue, run, source, token, workflow};
+use crate::verbs::{agent, agent_token, event, host, orchestrator, queue, run, source, token, workflow};
 
 /// Operate a KiCI orchestrator.
 ///
@@ -98,6 +98,9 @@ pub(crate) enum Command {
     /// Agents
     #[command(subcommand)]
     Agent(agent::Verb),
+    /// Hosts that jobs can be sent to by name
+    #[command(subcommand)]
+    Host(host::Verb),
     /// The event log and the dead letters
     #[command(subcommand)]
     Event(event::Verb),

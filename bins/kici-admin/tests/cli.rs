@@ -86,6 +86,7 @@ async fn every_list_and_show_is_one_document_and_quiet() {
     let fake = &server.fake;
     fake.add_source("demo");
     fake.add_agent("agent-1");
+    fake.add_host("host-1");
     let (run, job) = fake.add_run("demo");
     fake.add_step(job, "step-main-0");
     let delivery = fake.add_delivery("demo", "dead");
@@ -99,6 +100,9 @@ async fn every_list_and_show_is_one_document_and_quiet() {
         "agent-token list".to_owned(),
         "token list".to_owned(),
         "agent list --label linux --status ready".to_owned(),
+        "host list --selector role:web|none --status unreachable".to_owned(),
+        "host get host-1".to_owned(),
+        "host preview role:web --on-unreachable skip".to_owned(),
         "event list".to_owned(),
         format!("event show {delivery}"),
         format!("event explain {delivery}"),
@@ -332,4 +336,26 @@ async fn completions_need_nothing() {
     drop(child.stdout.take());
     let ran = Ran::of(child.wait_with_output().await.unwrap());
     assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+}
+
+#[tokio::test]
+async fn hosts_are_declared_with_typed_properties_changed_and_removed() {
+    let server = serve().await;
+    let declared =
+        server.run("host declare db-1 --labels role:db --prop rack=3 --prop ssd=true --prop zone=b -o json").await;
+    assert_eq!(declared.err, "declared\n");
+    let host: Json = serde_json::from_str(&declared.out).unwrap();
+    assert_eq!(host["properties"], serde_json::json!({"rack": 3, "ssd": true, "zone": "b"}));
+    let changed = server.run("host declare db-1 --unset-prop zone -o json").await;
+    assert_eq!(changed.err, "changed\n");
+    let host: Json = serde_json::from_str(&changed.out).unwrap();
+    assert_eq!((&host["labels"], host["properties"].get("zone")), (&serde_json::json!(["role:db"]), None));
+    assert!(server.run("host preview role:db --include-uninitialized").await.ok().contains("hold"));
+    server.run("host list --selector a|").await.fails(7, "at character 2");
+    assert!(server.run("host reboot db-1 --deadline 10m --utc").await.ok().contains("restarts until"));
+    server.run("host cancel-reboot db-1").await.ok();
+    server.run("host cancel-reboot db-1").await.fails(5, "not about to restart");
+    server.run("host remove db-1").await.fails(64, "--yes");
+    server.run("host remove db-1 --yes -q").await.ok();
+    server.run("host get db-1").await.fails(4, "db-1");
 }

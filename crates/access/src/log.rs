@@ -179,6 +179,12 @@ actions! {
     RegistrationUpdate = "registration.update" => Always,
     /// List or show agents and hosts.
     FleetRead = "fleet.read" => PerMinute(1),
+    /// Declare a host.
+    HostDeclare = "host.declare" => Always,
+    /// Remove a host.
+    HostRemove = "host.remove" => Always,
+    /// Announce the restart of a host, or call it off.
+    HostReboot = "host.reboot" => Always,
     /// Show the queue.
     QueueRead = "queue.read" => Sample(1_000),
     /// List agent tokens.

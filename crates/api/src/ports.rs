@@ -12,6 +12,7 @@ use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, TokenId};
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
+use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::LogRange;
 use crate::dto::queue::{QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::runs::{
@@ -23,7 +24,7 @@ use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
 };
 use crate::live::Hub;
-use crate::page::{PageRequest, Slice};
+use crate::page::{Page, PageRequest, Slice};
 use crate::problem::Problem;
 
 /// What a port returns.
@@ -197,6 +198,31 @@ pub trait Agents: Send + Sync {
     async fn drain(&self, caller: &Caller, id: &AgentId, request: &DrainAgent) -> Answer<AgentView>;
 }
 
+/// Hosts.
+#[async_trait]
+pub trait Hosts: Send + Sync {
+    /// Known hosts, by id. The cursor is the id of the last one.
+    async fn list(&self, caller: &Caller, filter: &HostFilter) -> Answer<Page<HostView>>;
+
+    /// One host.
+    async fn get(&self, caller: &Caller, id: &AgentId) -> Answer<HostView>;
+
+    /// Declares one; true when it was not known before.
+    async fn declare(&self, caller: &Caller, id: &AgentId, request: &DeclareHost) -> Answer<(HostView, bool)>;
+
+    /// Removes one; 409 `conflict` while its agent is connected.
+    async fn remove(&self, caller: &Caller, id: &AgentId) -> Answer<()>;
+
+    /// Announces the restart of one.
+    async fn reboot(&self, caller: &Caller, id: &AgentId, request: &RebootHost) -> Answer<HostView>;
+
+    /// Calls the restart of one off; 409 `conflict` when none is pending.
+    async fn cancel_reboot(&self, caller: &Caller, id: &AgentId) -> Answer<HostView>;
+
+    /// Which hosts a fan-out would go to now.
+    async fn preview(&self, caller: &Caller, request: &PreviewHosts) -> Answer<HostsPreview>;
+}
+
 /// The event log and the dead letters.
 #[async_trait]
 pub trait Events: Send + Sync {
@@ -292,6 +318,8 @@ pub struct Ports {
     pub admin_tokens: std::sync::Arc<dyn AdminTokens>,
     /// Agents.
     pub agents: std::sync::Arc<dyn Agents>,
+    /// Hosts.
+    pub hosts: std::sync::Arc<dyn Hosts>,
     /// The event log and the dead letters.
     pub events: std::sync::Arc<dyn Events>,
     /// The dispatch queue.

@@ -62,6 +62,7 @@ fn url(path: &str, run: &str, job: &str, delivery: &str) -> String {
         p if p.contains("/runs/") => p.replace("{id}", run),
         p if p.contains("/queue/") => p.replace("{id}", job),
         p if p.contains("/event-") => p.replace("{id}", delivery),
+        p if p.contains("/hosts/") => p.replace("{id}", "host-1"),
         p if p.contains("/agents/") => p.replace("{id}", "agent-1"),
         p => p.replace("{id}", "tok_01900000-0000-7000-8000-000000000001"),
     };
@@ -76,6 +77,8 @@ fn body_for(method: &Method, path: &str) -> Option<Json> {
         ("POST", "/api/v1/admin/sources") => json!({ "name": "new", "kind": "local", "config": { "path": "/x" } }),
         ("POST", "/api/v1/admin/tokens") => json!({ "label": "x", "role": "auditor" }),
         ("POST", "/api/v1/admin/agents/{id}/drain" | "/api/v1/admin/drain") => json!({ "drain": true }),
+        ("PUT", "/api/v1/admin/hosts/{id}") => json!({ "labels": ["role:web"] }),
+        ("POST", "/api/v1/admin/hosts/preview") => json!({ "selector": "role:web" }),
         ("DELETE", "/api/v1/admin/event-dlq/{id}") => json!({ "reason": "x" }),
         _ => return None,
     })
@@ -85,6 +88,7 @@ fn world() -> (Arc<Fake>, String, String, String) {
     let fake = Fake::new();
     fake.add_source("demo");
     fake.add_agent("agent-1");
+    fake.add_host("host-1");
     let (run, job) = fake.add_run("demo");
     fake.add_step(job, "step-main-0");
     let delivery = fake.add_delivery("demo", "dead");

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use kici_dispatch::{Dispatcher, Ownership, SessionStream};
 use kici_engine::ids::SessionId;
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
-use kici_protocol::agent::{AgentFrame, LogChunk};
+use kici_protocol::agent::{
+    AgentFrame, CancelRebootRequest, CancelRebootResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
+};
 use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
@@ -52,6 +54,24 @@ impl AgentGateway for Gateway {
         }
         let answers = service::serve(&self.logs, job.run_id, key, chunks, &self.tasks).await?;
         Ok(Response::new(answers))
+    }
+
+    async fn request_reboot(
+        &self,
+        request: Request<RequestRebootRequest>,
+    ) -> Result<Response<RequestRebootResponse>, Status> {
+        let session = session_id(&request)?;
+        let until = self.dispatcher.job_asks_reboot(session, &request.into_inner()).await?;
+        Ok(Response::new(RequestRebootResponse { pending_until_us: until.as_micros() }))
+    }
+
+    async fn cancel_reboot(
+        &self,
+        request: Request<CancelRebootRequest>,
+    ) -> Result<Response<CancelRebootResponse>, Status> {
+        let session = session_id(&request)?;
+        let cancelled = self.dispatcher.job_cancels_reboot(session, &request.into_inner()).await?;
+        Ok(Response::new(CancelRebootResponse { cancelled }))
     }
 }
 

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::{
-    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, LiveChanges, Node, RunBook, SourceShelf, Tokens,
+    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook, SourceShelf, Tokens,
     announce_logs,
 };
 use crate::clones::{AllForges, SourceClones};
@@ -324,6 +324,9 @@ fn dispatcher(
     dispatch.job_heartbeat_interval = keys.job_heartbeat;
     dispatch.stale_after = keys.job_heartbeat * keys.stale_multiplier;
     dispatch.ownership_timeout = keys.ownership_check_timeout;
+    dispatch.roster_grace = config.roster.grace;
+    dispatch.roster_ttl = config.roster.ttl;
+    dispatch.reboot_deadline = config.roster.reboot_deadline;
     let ports = kici_dispatch::Ports {
         clones: Arc::new(SourceClones { store: store.clone(), sources: sources.clone() }),
         changes: Arc::new(LiveChanges(live.clone())),
@@ -369,6 +372,7 @@ impl Build<'_> {
                 queue_timeout: config.dispatch.queue_timeout,
                 cache_entries: config.workflow_cache_entries,
                 machine_id: around.machine_id.clone(),
+                max_fanout_hosts: config.roster.max_fanout_hosts,
             },
         ));
         let announcer = Arc::new(Announcer { dispatcher: dispatcher.clone(), live: live.clone() });
@@ -432,6 +436,11 @@ impl Build<'_> {
             agent_tokens: Arc::new(AgentTokenBook { tokens: tokens(), dispatcher: dispatcher.clone() }),
             admin_tokens: Arc::new(tokens()),
             agents: fleet.clone(),
+            hosts: Arc::new(HostBook {
+                store: store.clone(),
+                dispatcher: dispatcher.clone(),
+                max_fanout_hosts: config.roster.max_fanout_hosts,
+            }),
             events: Arc::new(EventBook { store: store.clone(), payloads: payloads.clone(), live: live.clone() }),
             queue: fleet,
             system: node.clone(),

@@ -18,6 +18,8 @@ pub(crate) struct Activator {
     pub queue_timeout: Duration,
     /// Hash of this machine's identity: where `file://` sources can be read.
     pub machine_id: Option<String>,
+    /// How long a connected host may be silent.
+    pub roster_grace: Duration,
 }
 
 impl Activator {
@@ -29,8 +31,11 @@ impl Activator {
 
 /// Results of needed jobs, as the engine takes them.
 pub(crate) fn needs_of(needs: &BTreeMap<String, kici_store::model::NeedResult>) -> Needs {
-    let result =
-        |need: &kici_store::model::NeedResult| NeedResult { status: need.status, outputs: need.outputs.clone() };
+    let result = |need: &kici_store::model::NeedResult| NeedResult {
+        status: need.status,
+        outputs: need.outputs.clone(),
+        hosts: need.hosts.clone(),
+    };
     needs.iter().map(|(name, need)| (name.clone(), result(need))).collect()
 }
 
@@ -54,14 +59,17 @@ impl Activate for Activator {
             name: &ready.job.name,
             job_index: ready.job.job_index as usize,
             matrix: &matrix,
+            fanout: ready.job.fanout.as_ref(),
             needs: &needs,
         };
-        match plan::activate(scope, job) {
-            plan::Activation::Enqueue { selector } => Activation::Enqueue(QueueEntry {
+        let host = ready.host.as_ref().map(|host| host.host(self.clock.now(), self.roster_grace));
+        match plan::activate(scope, job, host.as_ref()) {
+            plan::Activation::Enqueue { selector, pinned } => Activation::Enqueue(QueueEntry {
                 selector,
                 requires_machine_id: (ready.run.event.provider == "local").then(|| self.machine_id.clone()).flatten(),
                 expires_at: self.expires_at(),
                 priority: 0,
+                pinned_agent_id: pinned,
             }),
             plan::Activation::Skip { reason } => Activation::Skip { reason },
             plan::Activation::Fail { reason, message } => Activation::Fail { reason, message },

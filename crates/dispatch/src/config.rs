@@ -60,6 +60,12 @@ pub struct DispatchConfig {
     pub rate: RateLimits,
     /// How often waiting jobs are looked for without a signal.
     pub redrive_interval: Duration,
+    /// A connected host that was silent for longer counts as out of contact.
+    pub roster_grace: Duration,
+    /// How long ephemeral hosts that are gone stay known.
+    pub roster_ttl: Duration,
+    /// How long a host may take to restart.
+    pub reboot_deadline: Duration,
 }
 
 impl DispatchConfig {
@@ -87,6 +93,9 @@ impl DispatchConfig {
             max_grace: Duration::from_secs(30),
             rate: RateLimits::default(),
             redrive_interval: Duration::from_secs(10),
+            roster_grace: Duration::from_secs(300),
+            roster_ttl: Duration::from_secs(1800),
+            reboot_deadline: Duration::from_secs(900),
         }
     }
 }

@@ -70,8 +70,15 @@ pub struct DrainStatus {
     pub jobs_running: usize,
 }
 
-/// Host names of the roster's static hosts, and when they were read.
-pub(crate) type KnownHosts = (tokio::time::Instant, HashMap<String, Vec<Holder>>);
+/// Host names of the roster's static hosts.
+#[derive(Debug)]
+pub(crate) struct KnownHosts {
+    pub read_at: tokio::time::Instant,
+    /// Who has a name, in lower case.
+    pub by_name: HashMap<String, Vec<Holder>>,
+    /// The names that operators declared.
+    pub declared: HashMap<AgentId, String>,
+}
 
 /// Gives jobs to agents and follows them to their end. One per orchestrator process.
 pub struct Dispatcher {
@@ -93,7 +100,7 @@ pub struct Dispatcher {
     pub(crate) routing_reasons: Mutex<HashMap<JobId, String>>,
     /// Not more than there are jobs under way.
     pub(crate) late_triage: Mutex<Vec<LateTriage>>,
-    pub(crate) known_hosts: tokio::sync::Mutex<Option<KnownHosts>>,
+    pub(crate) known_hosts: tokio::sync::Mutex<Option<Arc<KnownHosts>>>,
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
@@ -113,6 +120,7 @@ impl Dispatcher {
             clock: ports.clock.clone(),
             queue_timeout: config.queue_timeout,
             machine_id: config.machine_id.clone(),
+            roster_grace: config.roster_grace,
         };
         Arc::new(Self {
             config,

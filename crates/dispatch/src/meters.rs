@@ -8,6 +8,10 @@ pub(crate) fn agents_active(count: usize) {
     metrics::gauge!("kici_orch_agents_active").set(count as f64);
 }
 
+pub(crate) fn hosts_unreachable(count: usize) {
+    metrics::gauge!("kici_orch_declared_hosts_unreachable").set(count as f64);
+}
+
 pub(crate) fn draining(drain: bool) {
     metrics::gauge!("kici_orch_draining").set(if drain { 1.0 } else { 0.0 });
 }

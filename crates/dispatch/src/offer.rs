@@ -71,7 +71,8 @@ impl OfferMaker<'_> {
         let matrix = claimed.job.matrix.clone().unwrap_or_default();
         let scope = Scope { workflow: &workflow, event: &claimed.run.event, run: run_info(&claimed.run) };
         let job_index = claimed.job.job_index as usize;
-        let job = plan::JobRef { name: &claimed.job.name, job_index, matrix: &matrix, needs: &needs };
+        let fanout = claimed.job.fanout.as_ref();
+        let job = plan::JobRef { name: &claimed.job.name, job_index, matrix: &matrix, fanout, needs: &needs };
         let spec = plan::job_spec(scope, job).map_err(|message| OfferError::Fail(FailureReason::ExprError, message))?;
         let lock_job = workflow.jobs.get(job_index).ok_or_else(|| {
             let message = format!("the stored workflow has no job {job_index}; run it again from a new event");

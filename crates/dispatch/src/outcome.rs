@@ -93,6 +93,27 @@ impl Dispatcher {
         }
     }
 
+    /// Ends a job that asked for the restart which took its agent away: that is what it was for.
+    pub(crate) async fn finish_rebooted(self: &Arc<Self>, job: JobRef) {
+        self.forget_timers(job);
+        tracing::info!(job = %job.job_id, "the host restarts, as its job asked; the job succeeded");
+        let result = JobResult {
+            job,
+            agent_id: None,
+            status: JobStatus::Success,
+            reason: None,
+            message: None,
+            outputs: Default::default(),
+            evidence: Some(serde_json::json!({ "host_restarted": true })),
+            log_bytes: 0,
+            at: None,
+        };
+        match self.store.job_finish(result, self.activate()).await {
+            Ok(finished) => self.finished(finished),
+            Err(error) => self.later(LateTriage::Rebooted(job), &error),
+        }
+    }
+
     /// Gives the agent of a job time to come back.
     pub(crate) async fn recover(self: &Arc<Self>, job: JobRef, agent_id: AgentId) {
         self.forget_timers(job);

@@ -80,6 +80,7 @@ impl Dispatcher {
                 digest: pending.digest,
                 selector,
                 requires_machine_id: pending.requires_machine_id,
+                pinned: pending.pinned_agent_id,
                 waiting: pending.waiting,
             })
         });

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use kici_engine::hosts::is_reserved_property;
 use kici_engine::ids::{SessionId, TokenId};
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_protocol::agent::{JobCancel, JobVerdict, Register, RegisterAck, Verdict};
@@ -17,7 +18,7 @@ use tonic::{Code, Status};
 use crate::config::AgentAuth;
 use crate::decide::gates::{Admitted, Holder, Refused, TokenFacts, admit, no_collision};
 use crate::decide::reconcile::{Held, reconcile};
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, KnownHosts};
 use crate::link::Link;
 use crate::meters;
 use crate::offer::{millis, read_ref, wire_ref};
@@ -92,7 +93,7 @@ impl Dispatcher {
 
     /// Gates that need no other agent, then those that do.
     pub(crate) async fn gates(&self, register: &Register, token: Option<&TokenFacts>) -> Result<Admitted, Refused> {
-        let admitted = admit(register, token)?;
+        let mut admitted = admit(register, token)?;
         let token_id = token.map(|token| token.id);
         let unavailable = |error: kici_store::StoreError| {
             tracing::warn!(%error, "a registration could not be checked");
@@ -101,6 +102,10 @@ impl Dispatcher {
                 message: "the registration cannot be checked now; try again".into(),
             }
         };
+        let known = self.known_hosts().await.map_err(unavailable)?;
+        if let Some(hostname) = known.declared.get(&admitted.agent_id) {
+            admitted.rename_host(hostname);
+        }
         let same_name = match self.registry.agent(&admitted.agent_id) {
             Some(live) => Some(Holder { agent_id: live.agent_id, token_id: live.token_id }),
             None => {
@@ -111,36 +116,39 @@ impl Dispatcher {
                 elsewhere.map(|host| Holder { agent_id: host.agent_id, token_id: host.token_id })
             }
         };
-        let same_host = self.host_owner(&admitted, token_id).await.map_err(unavailable)?;
+        let same_host = self.host_owner(&admitted, token_id, &known);
         no_collision(&admitted, token_id, same_name.as_ref(), same_host.as_ref())?;
         Ok(admitted)
     }
 
-    /// A static host with the same host name and another token, connected or not.
-    async fn host_owner(
-        &self,
-        admitted: &Admitted,
-        token: Option<TokenId>,
-    ) -> Result<Option<Holder>, kici_store::StoreError> {
-        let Some(hostname) = admitted.hostname.as_deref() else { return Ok(None) };
+    /// A static host with the same host name and another token, connected or not. A host name that is declared for this
+    /// agent is its own.
+    fn host_owner(&self, admitted: &Admitted, token: Option<TokenId>, known: &KnownHosts) -> Option<Holder> {
+        let hostname = admitted.hostname.as_deref()?;
         if let Some(live) = self.registry.host_holder(hostname, &admitted.agent_id, token) {
-            return Ok(Some(live));
+            return Some(live);
         }
-        let mut known = self.known_hosts.lock().await;
-        // Read once for a crowd of agents that come back together.
-        if known.as_ref().is_none_or(|(read_at, _)| read_at.elapsed() > HOSTS_FRESH) {
-            let mut hosts: HashMap<String, Vec<Holder>> = HashMap::new();
-            let roster = self.store.roster_list().await?;
-            for host in roster.into_iter().filter(|host| host.lifecycle == AgentType::Static) {
-                let Some(name) = host.hostname else { continue };
-                let holder = Holder { agent_id: host.agent_id, token_id: host.token_id };
-                hosts.entry(name.to_ascii_lowercase()).or_default().push(holder);
-            }
-            *known = Some((Instant::now(), hosts));
-        }
-        let holders = known.as_ref().and_then(|(_, hosts)| hosts.get(&hostname.to_ascii_lowercase()));
+        let holders = known.by_name.get(&hostname.to_ascii_lowercase())?;
         let other = |holder: &&Holder| holder.agent_id != admitted.agent_id && holder.token_id != token;
-        Ok(holders.and_then(|holders| holders.iter().find(other)).cloned())
+        holders.iter().find(other).cloned()
+    }
+
+    /// The names of the roster's static hosts, read once for a crowd of agents that come back together.
+    async fn known_hosts(&self) -> Result<Arc<KnownHosts>, kici_store::StoreError> {
+        let mut known = self.known_hosts.lock().await;
+        if let Some(fresh) = known.as_ref().filter(|known| known.read_at.elapsed() <= HOSTS_FRESH) {
+            return Ok(fresh.clone());
+        }
+        let mut hosts = KnownHosts { read_at: Instant::now(), by_name: HashMap::new(), declared: HashMap::new() };
+        for host in self.store.roster_list().await?.into_iter().filter(|host| host.lifecycle == AgentType::Static) {
+            if let Some(name) = &host.declared_hostname {
+                hosts.declared.insert(host.agent_id.clone(), name.clone());
+            }
+            let Some(name) = host.hostname else { continue };
+            let holder = Holder { agent_id: host.agent_id, token_id: host.token_id };
+            hosts.by_name.entry(name.to_ascii_lowercase()).or_default().push(holder);
+        }
+        Ok(known.insert(Arc::new(hosts)).clone())
     }
 
     /// The first `Register` of a session: gates, one-time token, registry, roster, jobs under way, answer. No offer
@@ -154,6 +162,10 @@ impl Dispatcher {
         let admitted = self.gates(register, token).await?;
         self.use_up(token).await?;
         let identity = self.identity(link.session_id(), register, token, &admitted);
+        let reboot = self.reboot_at_register(&identity, &register.boot_id).await.map_err(|error| {
+            tracing::warn!(agent = %identity.agent_id, %error, "whether a host restarted could not be read");
+            Refused { reason: CloseReason::Internal, message: "the host cannot be read now; try again".into() }
+        })?;
         let reconciled = self.reconcile(register, &identity).await.map_err(|error| {
             tracing::warn!(agent = %identity.agent_id, %error, "the jobs of an agent could not be reconciled");
             Refused {
@@ -167,7 +179,7 @@ impl Dispatcher {
             return Ok(());
         }
         let cancelling: Vec<Tracked> = reconciled.held.iter().filter(|job| job.cancelling).cloned().collect();
-        let replaced = self.registry.insert(identity.clone(), link.clone(), reconciled.held, register.draining);
+        let replaced = self.registry.insert(identity.clone(), link.clone(), reconciled.held, register.draining, reboot);
         let mut forgotten = reconciled.forgotten;
         if let Some(replaced) = replaced {
             let known: Vec<JobRef> = forgotten.iter().map(|(job, _)| *job).collect();
@@ -370,6 +382,7 @@ impl Dispatcher {
             arch: Some(identity.arch.clone()),
             version: Some(identity.version.clone()),
             machine_id: identity.facts.machine_id.clone(),
+            boot_id: Some(register.boot_id.clone()).filter(|id| !id.is_empty()),
             properties: properties(register),
         };
         let seen = token.map(|token| (token.id, self.clock.now()));
@@ -396,11 +409,10 @@ fn verdict(job: JobRef, verdict: Verdict, started: bool) -> JobVerdict {
 
 /// Properties that an agent may set: none of the reserved `kici:` ones, in any case, and none too long.
 fn properties(register: &agent::Register) -> std::collections::BTreeMap<String, serde_json::Value> {
-    let reserved = |key: &str| key.get(..5).is_some_and(|prefix| prefix.eq_ignore_ascii_case("kici:"));
     let legal = register
         .properties
         .iter()
-        .filter(|(key, value)| !reserved(key) && key.len() <= MAX_PROPERTY && value.len() <= MAX_PROPERTY);
+        .filter(|(key, value)| !is_reserved_property(key) && key.len() <= MAX_PROPERTY && value.len() <= MAX_PROPERTY);
     legal.take(MAX_PROPERTIES).map(|(key, value)| (key.clone(), typed(value))).collect()
 }
 

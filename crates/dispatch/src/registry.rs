@@ -95,6 +95,8 @@ struct Entry {
     degraded: Vec<String>,
     /// Takes no work until then: it said "busy" although the count here says otherwise.
     paused_until: Option<Instant>,
+    /// Its host is about to restart.
+    reboot: Option<Reboot>,
     /// Jobs that it refused, until when they are not offered to it again.
     refused: BTreeMap<JobId, Instant>,
     reported_jobs: Option<u32>,
@@ -131,10 +133,20 @@ pub(crate) struct Replaced {
     pub left: Vec<Tracked>,
 }
 
+/// A restart of an agent's host that is pending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reboot {
+    pub until: Instant,
+    /// The job that asked for it.
+    pub job: Option<JobId>,
+}
+
 /// What an agent that is gone left behind.
 #[derive(Debug)]
 pub(crate) struct Departed {
     pub identity: Identity,
+    /// The job that asked for the restart of the host.
+    pub reboot_job: Option<JobId>,
     pub jobs: Vec<Tracked>,
 }
 
@@ -148,6 +160,9 @@ impl Entry {
     fn unready(&self, now: Instant) -> Option<String> {
         if let Some(why) = &self.draining {
             return Some(format!("it drains: {why}"));
+        }
+        if self.reboot.is_some_and(|reboot| reboot.until > now) {
+            return Some("its host is about to restart".to_owned());
         }
         if self.resetting {
             return Some("it cleans up after its last job".to_owned());
@@ -211,7 +226,14 @@ impl Registry {
 
     /// Puts an agent in with the jobs that it goes on with. A session that it had before is replaced in the same step, so
     /// that no moment exists in which two sessions count.
-    pub fn insert(&self, identity: Identity, link: Link, jobs: Vec<Tracked>, draining: bool) -> Option<Replaced> {
+    pub fn insert(
+        &self,
+        identity: Identity,
+        link: Link,
+        jobs: Vec<Tracked>,
+        draining: bool,
+        reboot: Option<Reboot>,
+    ) -> Option<Replaced> {
         let now = Instant::now();
         let mut inner = self.lock();
         let id = identity.agent_id.clone();
@@ -247,6 +269,7 @@ impl Registry {
                 resetting: false,
                 degraded: Vec::new(),
                 paused_until: None,
+                reboot,
                 refused: BTreeMap::new(),
                 reported_jobs: None,
                 last_frame: now,
@@ -282,7 +305,8 @@ impl Registry {
         inner.unindex(&id, &entry.identity.facts);
         inner.forget_jobs(&id, entry.jobs.keys());
         inner.free.remove(&id);
-        Some(Departed { identity: entry.identity, jobs: entry.jobs.into_values().collect() })
+        let reboot_job = entry.reboot.and_then(|reboot| reboot.job);
+        Some(Departed { identity: entry.identity, reboot_job, jobs: entry.jobs.into_values().collect() })
     }
 
     /// The current identity of a session.
@@ -293,6 +317,26 @@ impl Registry {
     /// The identity of a connected agent.
     pub fn agent(&self, id: &AgentId) -> Option<Identity> {
         self.lock().agents.get(id).map(|entry| entry.identity.clone())
+    }
+
+    /// The host of an agent is about to restart, or not any more. False when it is not connected here.
+    pub fn set_reboot(&self, id: &AgentId, reboot: Option<Reboot>) -> bool {
+        let mut inner = self.lock();
+        let Some(entry) = inner.agents.get_mut(id) else { return false };
+        entry.reboot = reboot;
+        inner.refresh(id, Instant::now());
+        true
+    }
+
+    /// The agents here whose hosts are about to restart.
+    pub fn rebooting(&self) -> Vec<(AgentId, Reboot)> {
+        self.lock().agents.iter().filter_map(|(id, entry)| Some((id.clone(), entry.reboot?))).collect()
+    }
+
+    /// True when a job of this session asked for the restart that is pending.
+    pub fn asked_reboot(&self, session: SessionId, job: JobId) -> bool {
+        let asked = |entry: &mut Entry| entry.reboot.is_some_and(|reboot| reboot.job == Some(job));
+        self.lock().of_session(session).is_some_and(asked)
     }
 
     /// Who holds a job at this epoch here, how to reach it, and the job.
@@ -372,8 +416,8 @@ impl Registry {
     }
 
     /// Facts of all agents that are not leaving, free or not.
-    pub fn all_facts(&self) -> Vec<Arc<AgentFacts>> {
-        self.lock().agents.values().map(|entry| entry.identity.facts.clone()).collect()
+    pub fn all_facts(&self) -> Vec<(AgentId, Arc<AgentFacts>)> {
+        self.lock().agents.iter().map(|(id, entry)| (id.clone(), entry.identity.facts.clone())).collect()
     }
 
     /// Number of connected agents, and of jobs they hold.

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 
 use kici_engine::ids::{AgentId, JobId};
-use kici_engine::labels::{AgentFacts, CanonicalLabel, CompiledSelector, eligible, explain_unroutable};
+use kici_engine::labels::{AgentFacts, CompiledSelector, eligible, explain_unroutable};
 use kici_engine::state::{FailureReason, QueueStatus};
 use kici_store::model::{AgentType, FailRequest, QueueFilter, QueueRow, RosterHost, Routing};
 
@@ -49,11 +49,7 @@ enum Route {
 }
 
 fn facts_of(host: &RosterHost) -> AgentFacts {
-    AgentFacts {
-        labels: host.labels.iter().filter_map(|label| CanonicalLabel::parse(label).ok()).collect(),
-        mandatory: Default::default(),
-        machine_id: host.machine_id.clone(),
-    }
+    AgentFacts { labels: host.effective_labels(), mandatory: Default::default(), machine_id: host.machine_id.clone() }
 }
 
 impl Dispatcher {
@@ -79,7 +75,7 @@ impl Dispatcher {
             self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).clear();
             return Ok(0);
         }
-        let facts: Vec<AgentFacts> = self.registry.all_facts().iter().map(|facts| (**facts).clone()).collect();
+        let facts = self.connected();
         let absent = self.absent_hosts().await?;
         let mut routes: HashMap<&str, Route> = HashMap::new();
         let mut changes = Vec::new();
@@ -125,6 +121,11 @@ impl Dispatcher {
         Ok(count)
     }
 
+    fn connected(&self) -> Connected {
+        let all = self.registry.all_facts();
+        Connected { facts: all.iter().map(|(_, facts)| (**facts).clone()).collect(), by_id: all.into_iter().collect() }
+    }
+
     fn forget_reasons(&self, rows: &[QueueRow]) {
         let waiting: HashSet<JobId> = rows.iter().map(|row| row.job_id).collect();
         self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).retain(|job, _| waiting.contains(job));
@@ -144,24 +145,28 @@ impl Dispatcher {
     pub async fn explain(&self, job: JobId) -> Result<Explanation, DispatchError> {
         let row = self.store.queue_get(job).await?.ok_or(DispatchError::NoSuchJob)?;
         let absent = self.absent_hosts().await?;
-        let facts: Vec<AgentFacts> = self.registry.all_facts().iter().map(|facts| (**facts).clone()).collect();
+        let facts = self.connected();
         let unroutable = match route(&row, &facts, &absent) {
             Route::Nowhere(reason) => Some(reason),
             Route::Open | Route::Absent(_) => None,
         };
         let machine = row.requires_machine_id.as_deref();
         let compiled = CompiledSelector::compile(&row.selector);
-        let mismatch = |facts: &AgentFacts| match &compiled {
+        let pinned = row.pinned_agent_id.clone();
+        let mismatch = |id: &AgentId, facts: &AgentFacts| match &compiled {
+            _ if pinned.as_ref().is_some_and(|pinned| pinned != id) => Some("the job is for another host".to_owned()),
             Ok(compiled) => eligible(compiled, machine, facts).err().map(|mismatch| mismatch.to_string()),
             Err(error) => Some(format!("its selector cannot be used: {error}")),
         };
         let connected = self.registry.views().into_iter().map(|agent| AgentVerdict {
-            obstacle: mismatch(&agent.facts).or(agent.unready),
+            obstacle: mismatch(&agent.agent_id, &agent.facts).or(agent.unready),
             agent_id: agent.agent_id,
             connected: true,
         });
         let absent = absent.into_iter().map(|host| AgentVerdict {
-            obstacle: Some(mismatch(&facts_of(&host)).unwrap_or_else(|| "it is not connected".to_owned())),
+            obstacle: Some(
+                mismatch(&host.agent_id, &facts_of(&host)).unwrap_or_else(|| "it is not connected".to_owned()),
+            ),
             agent_id: host.agent_id,
             connected: false,
         });
@@ -170,13 +175,33 @@ impl Dispatcher {
     }
 }
 
-fn route(row: &QueueRow, connected: &[AgentFacts], absent: &[RosterHost]) -> Route {
+/// The agents that are connected here.
+struct Connected {
+    facts: Vec<AgentFacts>,
+    by_id: HashMap<AgentId, Arc<AgentFacts>>,
+}
+
+fn route(row: &QueueRow, connected: &Connected, absent: &[RosterHost]) -> Route {
     let machine = row.requires_machine_id.as_deref();
     let compiled = match CompiledSelector::compile(&row.selector) {
         Ok(compiled) => compiled,
         Err(error) => return Route::Nowhere(format!("its selector cannot be used: {error}")),
     };
-    let Some(reason) = explain_unroutable(&compiled, machine, connected) else { return Route::Open };
+    if let Some(pinned) = &row.pinned_agent_id {
+        let known = absent.iter().find(|host| host.agent_id == *pinned);
+        return match (connected.by_id.get(pinned), known) {
+            (Some(facts), _) => match eligible(&compiled, machine, facts) {
+                Ok(()) => Route::Open,
+                // Labels can come back; the limit of waiting ends it if they do not.
+                Err(mismatch) => {
+                    Route::Absent(format!("it is for host {pinned}, which does not fit any more: {mismatch}"))
+                }
+            },
+            (None, Some(_)) => Route::Absent(format!("it is for host {pinned}, which is not connected")),
+            (None, None) => Route::Nowhere(format!("it is for host {pinned}, which is not known any more")),
+        };
+    }
+    let Some(reason) = explain_unroutable(&compiled, machine, &connected.facts) else { return Route::Open };
     match absent.iter().find(|host| eligible(&compiled, machine, &facts_of(host)).is_ok()) {
         Some(host) => Route::Absent(format!("agent {} could run it and is not connected", host.agent_id)),
         None => Route::Nowhere(reason),

@@ -13,6 +13,8 @@ use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
 use crate::timers::CANCEL_SLACK;
 
+/// How long expired tokens stay in lists.
+const TOKENS_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Rows handled in one activation.
 const BATCH: u32 = 100;
 
@@ -45,6 +47,8 @@ enum Sweep {
     Tokens,
     Beats,
     Depth,
+    Roster,
+    Reboots,
 }
 
 struct Entry {
@@ -70,6 +74,8 @@ impl Reconciler for Entry {
             Sweep::Tokens => "dispatch_tokens",
             Sweep::Beats => "dispatch_heartbeats",
             Sweep::Depth => "dispatch_queue_depth",
+            Sweep::Roster => "dispatch_roster",
+            Sweep::Reboots => "dispatch_reboots",
         }
     }
 
@@ -78,14 +84,17 @@ impl Reconciler for Entry {
         Duration::from_secs(match self.sweep {
             Sweep::CatchUp | Sweep::RunDeadlines | Sweep::Depth => 5,
             Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::SilentSessions => 10,
+            Sweep::Reboots => 10,
             Sweep::Routing => return (grace / 4).clamp(Duration::from_secs(5), Duration::from_secs(30)),
             Sweep::JobTimeouts => 15,
-            Sweep::ExpiredPending | Sweep::Unstarted | Sweep::Stale | Sweep::Tokens | Sweep::Beats => 60,
+            Sweep::ExpiredPending | Sweep::Unstarted | Sweep::Stale | Sweep::Tokens | Sweep::Beats | Sweep::Roster => {
+                60
+            }
         })
     }
 
     fn leader_only(&self) -> bool {
-        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels)
+        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::Roster)
     }
 
     async fn run(&self) -> Result<u64, DispatchError> {
@@ -105,6 +114,8 @@ impl Reconciler for Entry {
             Sweep::Tokens => d.sweep_tokens().await,
             Sweep::Beats => d.save_signs_of_life().await,
             Sweep::Depth => d.measure_depth().await,
+            Sweep::Roster => d.sweep_roster().await,
+            Sweep::Reboots => d.sweep_reboots().await,
         }
     }
 }
@@ -127,6 +138,8 @@ impl Dispatcher {
             Sweep::Tokens,
             Sweep::Beats,
             Sweep::Depth,
+            Sweep::Roster,
+            Sweep::Reboots,
         ];
         all.into_iter()
             .map(|sweep| Arc::new(Entry { dispatcher: self.clone(), sweep }) as Arc<dyn Reconciler>)
@@ -278,19 +291,23 @@ impl Dispatcher {
         }
     }
 
-    /// Sessions of revoked tokens end; those of expired ephemeral tokens end once they hold no job.
+    /// Sessions of revoked tokens end; those of expired ephemeral tokens end once they hold no job. Tokens that expired long
+    /// ago are deleted, those in use after their sessions only.
     async fn sweep_tokens(&self) -> Result<u64, DispatchError> {
         let in_use = self.registry.tokens();
-        if in_use.is_empty() {
-            return Ok(0);
-        }
         let now = self.clock.now();
+        let kept = in_use.iter().map(|(id, _, _)| *id).collect();
+        let reaped = self.store.agent_token_reap(now.minus(TOKENS_KEPT), kept).await?.len() as u64;
+        if in_use.is_empty() {
+            return Ok(reaped);
+        }
         let tokens = self.store.agent_token_list().await?;
-        let mut closed = 0;
+        let mut closed = reaped;
         for (id, link, busy) in in_use {
             let token = tokens.iter().find(|token| token.id == id);
-            let revoked = token.is_none_or(|token| token.revoked_at.is_some());
-            let expired = token.is_some_and(|token| {
+            let revoked = token.is_some_and(|token| token.revoked_at.is_some());
+            // One that is gone was deleted because it had expired.
+            let expired = token.is_none_or(|token| {
                 token.agent_type == AgentType::Ephemeral && token.expires_at.is_some_and(|at| at <= now)
             });
             if revoked {

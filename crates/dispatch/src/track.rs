@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
-use kici_engine::state::{JobStatus, RunStatus, StepStatus};
+use kici_engine::state::{FailureReason, JobStatus, RunStatus, StepStatus};
 use kici_protocol::NOT_ASSIGNED;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_protocol::agent::{NackCode, StartDenied, StartGranted};
@@ -269,8 +269,14 @@ impl Dispatcher {
         job: JobRef,
         before: Vec<(u64, StepWrite)>,
         seq: u64,
-        done: Finished,
+        mut done: Finished,
     ) {
+        let shut_down = done.reason == Some(FailureReason::AgentShutdown);
+        if shut_down && self.registry.asked_reboot(session.id(), job.job_id) {
+            // The agent was stopped by the restart that this job asked for.
+            (done.status, done.reason, done.message) = (JobStatus::Success, None, None);
+            done.evidence = Some(serde_json::json!({ "host_restarted": true }));
+        }
         let (seqs, steps): (Vec<u64>, Vec<StepWrite>) = before.into_iter().unzip();
         let told: Vec<_> = steps.iter().map(|step| (step.step_key.clone(), step.status)).collect();
         let result = JobResult {

@@ -21,6 +21,7 @@ pub(crate) enum LateTriage {
     Requeue { job: JobRef, from: RequeueFrom, why: String, meter: &'static str },
     Fail(FailRequest),
     Cancel(JobRef),
+    Rebooted(JobRef),
     Recover { job: JobRef, agent_id: AgentId },
 }
 
@@ -43,6 +44,7 @@ impl Dispatcher {
                 acked: job.acked,
                 started: job.started,
                 cancelling: job.cancelling,
+                rebooted: departed.reboot_job == Some(job.job.job_id),
             };
             self.carry_out(job.job, &identity.agent_id, triage::triage(lost)).await;
         }))
@@ -63,6 +65,7 @@ impl Dispatcher {
             }
             Triage::Recover => self.recover(job, agent.clone()).await,
             Triage::Cancel => self.finish_cancelled(job).await,
+            Triage::Succeed => self.finish_rebooted(job).await,
             Triage::Fail(reason) => {
                 let message = format!("agent {agent} was lost while the job ran");
                 let only_from = vec![QueueStatus::Dispatched];
@@ -73,7 +76,7 @@ impl Dispatcher {
 
     /// The agent registered and does not know a job that the database gives it.
     pub(crate) async fn forgotten(self: &Arc<Self>, job: JobRef, agent: &Identity, started: bool, cancelling: bool) {
-        let lost = LostJob { scaler_managed: agent.scaler_managed, acked: true, started, cancelling };
+        let lost = LostJob { scaler_managed: agent.scaler_managed, acked: true, started, cancelling, rebooted: false };
         let agent_id = &agent.agent_id;
         match triage::forgotten(lost) {
             Triage::Fail(reason) => {
@@ -82,6 +85,7 @@ impl Dispatcher {
                 self.fail(FailRequest { job, only_from, queue_status: QueueStatus::Failed, reason, message }).await;
             }
             Triage::Cancel => self.finish_cancelled(job).await,
+            Triage::Succeed => self.finish_rebooted(job).await,
             Triage::Requeue | Triage::Recover => {
                 let why = format!("agent {agent_id} came back without the job");
                 self.requeue(job, RequeueFrom::NotStarted(agent_id.clone()), &why, "agent_lost").await;
@@ -112,11 +116,24 @@ impl Dispatcher {
                 return;
             }
         };
-        let lost = LostJob { scaler_managed: false, acked: true, started: row.started_at.is_some(), cancelling };
+        let rebooted = match &row.agent_id {
+            // A host takes longer to restart than an agent may be away; its jobs were handed out before this process began.
+            Some(agent) => match self.store.roster_get(agent.clone()).await {
+                Ok(host) => host.and_then(|host| host.reboot).is_some_and(|reboot| reboot.job == Some(job.job_id)),
+                Err(error) => {
+                    tracing::warn!(job = %job.job_id, %error, "a recovery window ended unseen");
+                    return;
+                }
+            },
+            None => false,
+        };
+        let started = row.started_at.is_some();
+        let lost = LostJob { scaler_managed: false, acked: true, started, cancelling, rebooted };
         let agent = row.agent_id.as_ref().map_or("unknown", AgentId::as_str);
         let window = self.config.recovery_window.as_secs();
         match triage::recovery_expired(lost) {
             Triage::Cancel => self.finish_cancelled(job).await,
+            Triage::Succeed => self.finish_rebooted(job).await,
             Triage::Fail(reason) => {
                 let message =
                     format!("agent {agent} was lost while the job ran and did not come back within {window} s");
@@ -170,6 +187,7 @@ impl Dispatcher {
                 LateTriage::Requeue { job, from, why, meter } => self.requeue(job, from, &why, meter).await,
                 LateTriage::Fail(request) => self.fail(request).await,
                 LateTriage::Cancel(job) => self.finish_cancelled(job).await,
+                LateTriage::Rebooted(job) => self.finish_rebooted(job).await,
                 LateTriage::Recover { job, agent_id } => self.recover(job, agent_id).await,
             }
         }

@@ -163,11 +163,12 @@ impl World {
             }
             Triage::Fail(reason) => self.end(job, reason.as_str()),
             Triage::Cancel => self.end(job, "cancelled"),
+            Triage::Succeed => unreachable!("no host restarts here"),
         }
     }
 
     fn lost(row: &Row, acked: bool) -> LostJob {
-        LostJob { scaler_managed: false, acked, started: row.started, cancelling: row.cancelling }
+        LostJob { scaler_managed: false, acked, started: row.started, cancelling: row.cancelling, rebooted: false }
     }
 
     // ---- the orchestrator ----

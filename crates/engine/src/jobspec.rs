@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::hosts::Fanout;
 use crate::lock::{Step, Value};
 
 /// The `spec_json` of a `JobOffer`.
@@ -22,7 +23,10 @@ pub struct JobSpec {
     pub steps: Vec<Step>,
     /// Templates of the job's outputs.
     pub outputs: BTreeMap<String, Value>,
-    /// What expressions see: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`. The agent
-    /// adds `agent`, `env`, `steps` and `job`.
+    /// Its place in a fan-out over hosts; `KICI_FANOUT_*` in its steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fanout: Option<Fanout>,
+    /// What expressions see: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`, `fanout`. The
+    /// agent adds `agent`, `env`, `steps` and `job`.
     pub context: BTreeMap<String, Json>,
 }

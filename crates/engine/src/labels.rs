@@ -209,20 +209,20 @@ pub enum SelectorError {
 }
 
 #[derive(Clone, Debug)]
-enum Term {
+pub(crate) enum Term {
     Exact(CanonicalLabel),
     Pattern { source: String, regex: regex::Regex },
 }
 
 impl Term {
-    fn compile(matcher: &Matcher) -> Result<Self, SelectorError> {
+    pub(crate) fn compile(matcher: &Matcher) -> Result<Self, SelectorError> {
         Ok(match matcher {
             Matcher::Exact { value } => Self::Exact(CanonicalLabel::parse(value)?),
             Matcher::Regex { source } => Self::Pattern { source: source.clone(), regex: anchored_label_regex(source)? },
         })
     }
 
-    fn hit<'a>(&self, labels: &'a LabelSet) -> Option<&'a CanonicalLabel> {
+    pub(crate) fn hit<'a>(&self, labels: &'a LabelSet) -> Option<&'a CanonicalLabel> {
         match self {
             Self::Exact(label) => labels.get(label),
             Self::Pattern { regex, .. } => labels.iter().find(|label| regex.is_match(label.as_str())),

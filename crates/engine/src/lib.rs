@@ -7,6 +7,7 @@ pub mod diagnostic;
 pub mod duration;
 pub mod event;
 pub mod expr;
+pub mod hosts;
 pub mod ids;
 pub mod inputs;
 pub mod jobspec;

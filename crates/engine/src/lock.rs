@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::hosts::{HostSelector, OnUnreachable};
 use crate::state::JobStatus;
 
 /// The schema that this build writes.
@@ -131,8 +132,18 @@ pub struct Job {
     /// The jobs it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Need>,
-    /// Which agents may run it.
+    /// Which agents may run it; empty with `runs_on_all`.
+    #[serde(default, skip_serializing_if = "Selector::is_empty")]
     pub runs_on: Selector,
+    /// Once on each of these hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runs_on_all: Option<HostSelector>,
+    /// With `runs_on_all`: what becomes of it on a host that is out of contact.
+    #[serde(default, skip_serializing_if = "OnUnreachable::is_default")]
+    pub on_unreachable: OnUnreachable,
+    /// With `runs_on_all`: also on hosts whose agent never registered.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub include_uninitialized: bool,
     /// Variants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matrix: Option<Matrix>,
@@ -181,6 +192,13 @@ pub struct Selector {
     /// None may hit a label of the agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<Matcher>,
+}
+
+impl Selector {
+    /// True when it asks for nothing and excludes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.exclude.is_empty()
+    }
 }
 
 /// One condition on the labels of an agent. A matcher without a known kind is an error, never "any".

@@ -73,6 +73,7 @@ catalogue! {
         Counter "kici_orch_db_errors_total" ["kind"] "": "Failed statements and connections.";
         Gauge "kici_orch_db_pool_in_use" [] "": "Database connections in use.";
         Histogram "kici_orch_db_write_batch_size" [] "" SIZES: "State changes that were committed together.";
+        Gauge "kici_orch_declared_hosts_unreachable" [] "": "Static hosts that are out of contact.";
         Counter "kici_orch_dedup_hits_total" [] "": "Deliveries that were dropped because they are stored already.";
         Histogram "kici_orch_dispatch_ack_latency_seconds" [] "seconds" QUICK: "From an offer to the agent's answer.";
         Counter "kici_orch_dispatch_ownership_skipped_total" ["action", "reason"] "": "Actions that were left out because another instance owns the job.";

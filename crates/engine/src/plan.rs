@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::Event;
 use crate::expr::{self, Context, Expr, ExprError, Functions};
-use crate::ids::RunId;
+use crate::hosts::{DEFAULT_MAX_HOSTS, Fanout, Host, HostMatcher, HostSelector, targets};
+use crate::ids::{AgentId, RunId};
 use crate::lock::{Job, Matrix, MatrixTable, Need, Selector, Value, Workflow};
 use crate::matrix::{self, Variant};
 use crate::state::{FailureReason, JobStatus};
@@ -23,8 +24,10 @@ pub use context::{context, wants_payload};
 
 use context::{json, rendered};
 
-/// Most jobs of one run, variants included.
+/// Most jobs of one run, variants included; jobs of a fan-out over hosts are counted apart.
 pub const MAX_JOBS: usize = 1000;
+/// Most jobs of one run that are pinned to hosts.
+pub const MAX_HOST_JOBS: usize = 4096;
 /// Longest title of a run or job, in characters.
 const MAX_TITLE_CHARS: usize = 200;
 
@@ -56,6 +59,70 @@ pub struct NeedResult {
     /// Its outputs, see [`crate::needs::merge_outputs`].
     #[serde(default)]
     pub outputs: BTreeMap<String, String>,
+    /// Of a job that ran on hosts.
+    #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<HostResults>,
+}
+
+/// What became of a `runs_on_all` job, host by host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostResults {
+    /// Outputs by host.
+    pub by_host: BTreeMap<String, BTreeMap<String, String>>,
+    /// Which hosts ended how.
+    pub summary: HostSummary,
+}
+
+/// The hosts of a `runs_on_all` job by how its job on them ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostSummary {
+    /// How many hosts.
+    pub total: usize,
+    /// It succeeded.
+    pub succeeded_hosts: Vec<String>,
+    /// It failed.
+    pub failed_hosts: Vec<String>,
+    /// It did not run: the host was out of contact, or an earlier one failed.
+    pub skipped_hosts: Vec<String>,
+    /// It was cancelled.
+    pub cancelled_hosts: Vec<String>,
+}
+
+impl HostResults {
+    /// From the jobs of a fan-out in their order; none of none.
+    pub fn collect<'a>(
+        jobs: impl IntoIterator<Item = (&'a AgentId, JobStatus, &'a BTreeMap<String, String>)>,
+    ) -> Option<Self> {
+        let mut all = Self::default();
+        for (host, status, outputs) in jobs {
+            let host = host.to_string();
+            all.summary.total += 1;
+            let list = match status {
+                JobStatus::Success => &mut all.summary.succeeded_hosts,
+                JobStatus::Skipped => &mut all.summary.skipped_hosts,
+                JobStatus::Cancelled => &mut all.summary.cancelled_hosts,
+                _ => &mut all.summary.failed_hosts,
+            };
+            list.push(host.clone());
+            all.by_host.insert(host, outputs.clone());
+        }
+        (all.summary.total > 0).then_some(all)
+    }
+}
+
+/// The known hosts when a run is planned.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// All of them.
+    pub hosts: Vec<Host>,
+    /// Most hosts of one job.
+    pub max_hosts: usize,
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self { hosts: Vec::new(), max_hosts: DEFAULT_MAX_HOSTS }
+    }
 }
 
 /// Results of the needed jobs by base name.
@@ -68,6 +135,8 @@ pub enum Activation {
     Enqueue {
         /// Which agents may run it.
         selector: Selector,
+        /// Only this agent may.
+        pinned: Option<AgentId>,
     },
     /// Does not run: its condition is false.
     Skip {
@@ -86,7 +155,7 @@ pub enum Activation {
 /// When a planned job starts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Start {
-    /// When its needs are met; [`activate`] decides then.
+    /// When its needs are met, and for a job on a host when its turn comes; [`activate`] decides then.
     AfterNeeds,
     /// Decided now: it needs nothing, or cannot ever run.
     Now(Activation),
@@ -105,6 +174,8 @@ pub struct JobPlan {
     pub variant_label: Option<String>,
     /// Values of the variant.
     pub matrix: BTreeMap<String, String>,
+    /// Its place in a fan-out over hosts.
+    pub fanout: Option<Fanout>,
     /// What people see.
     pub display_name: String,
     /// Edges, one per needed base name.
@@ -174,15 +245,23 @@ pub struct JobRef<'a> {
     pub job_index: usize,
     /// Values of the variant.
     pub matrix: &'a BTreeMap<String, String>,
+    /// Its place in a fan-out over hosts.
+    pub fanout: Option<&'a Fanout>,
     /// Results of the jobs it needs.
     pub needs: &'a Needs,
 }
 
-/// Plans the run of a workflow that an event has matched.
+/// True when planning must know the hosts.
+pub fn wants_hosts(workflow: &Workflow) -> bool {
+    workflow.jobs.iter().any(|job| job.runs_on_all.is_some())
+}
+
+/// Plans the run of a workflow that an event has matched. The hosts of a `runs_on_all` job are settled here, so that a run
+/// has all its jobs from the start; whether each host can be reached is asked when its turn comes.
 ///
 /// # Errors
 /// [`PlanError`]. A fault of a single job (matrix, condition, labels) fails that job in the plan, not the plan.
-pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
+pub fn plan_run(scope: Scope<'_>, fleet: &Fleet) -> Result<Planned, PlanError> {
     let workflow = scope.workflow;
     let mut context = context(scope, &BTreeMap::new(), &Needs::new());
     if let Some(condition) = &workflow.condition {
@@ -195,18 +274,20 @@ pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
     }
     let mut notes = Vec::new();
     let run_name = run_name(scope, &context, &mut notes);
-    let mut jobs = Vec::new();
+    let mut jobs: Vec<JobPlan> = Vec::new();
+    let mut on_hosts = 0;
     for (index, job) in workflow.jobs.iter().enumerate() {
-        let (variants, fault) = match variants(job, &context) {
-            Ok(variants) => (variants, None),
-            Err(message) => (vec![None], Some(message)),
+        let (parts, fault) = match parts(job, &context, fleet) {
+            Ok(parts) => (parts, None),
+            Err(fault) => (vec![Part::Whole], Some(fault)),
         };
-        if jobs.len() + variants.len() > MAX_JOBS {
-            let count = jobs.len() + variants.len();
+        on_hosts += parts.iter().filter(|part| matches!(part, Part::Host(_))).count();
+        let count = jobs.len() + parts.len();
+        if count - on_hosts > MAX_JOBS || on_hosts > MAX_HOST_JOBS {
             return Err(PlanError::TooManyJobs { workflow: workflow.name.clone(), count });
         }
-        for variant in variants {
-            jobs.push(plan_job(workflow, index, variant, fault.clone(), &mut context));
+        for part in parts {
+            jobs.push(plan_job(workflow, index, part, fault.clone(), &mut context));
         }
         context.set("matrix", json(&BTreeMap::<String, String>::new()));
     }
@@ -233,21 +314,37 @@ fn title(text: &str) -> Option<String> {
     (!line.is_empty()).then_some(line)
 }
 
-/// Plans one job or variant. `fault` is what keeps it from ever running. Leaves its matrix in `context`.
-fn plan_job(
-    workflow: &Workflow,
-    index: usize,
-    variant: Option<Variant>,
-    fault: Option<String>,
-    context: &mut Context,
-) -> JobPlan {
+/// What keeps a job from ever running.
+type Fault = (FailureReason, String);
+
+/// One of the jobs that a job of the workflow becomes.
+enum Part {
+    /// It is one job.
+    Whole,
+    /// A combination of its matrix.
+    Variant(Variant),
+    /// A host that it runs on.
+    Host(Fanout),
+}
+
+/// Plans one job, variant or job on a host. Leaves its matrix in `context`.
+fn plan_job(workflow: &Workflow, index: usize, part: Part, fault: Option<Fault>, context: &mut Context) -> JobPlan {
     let job = &workflow.jobs[index];
-    let name = variant.as_ref().map_or_else(|| job.name.clone(), |variant| variant.job_name(&job.name));
-    let (label, matrix) = variant.map_or_else(Default::default, |variant| (Some(variant.label), variant.values));
+    let (name, label, matrix, fanout) = match part {
+        Part::Whole => (job.name.clone(), None, BTreeMap::new(), None),
+        Part::Variant(variant) => (variant.job_name(&job.name), Some(variant.label), variant.values, None),
+        Part::Host(fanout) => {
+            let host = fanout.host.to_string();
+            (format!("{} ({host})", job.name), Some(host), BTreeMap::new(), Some(fanout))
+        }
+    };
     context.set("matrix", json(&matrix));
+    if let Some(fanout) = &fanout {
+        context.set("fanout", fanout.context());
+    }
     let start = match fault {
-        Some(message) => Start::Now(Activation::Fail { reason: FailureReason::ExprError, message }),
-        None if job.needs.is_empty() => Start::Now(activate::decide(workflow, job, context)),
+        Some((reason, message)) => Start::Now(Activation::Fail { reason, message }),
+        None if job.needs.is_empty() && fanout.is_none() => Start::Now(activate::decide(workflow, job, context, None)),
         None => Start::AfterNeeds,
     };
     JobPlan {
@@ -257,6 +354,7 @@ fn plan_job(
         job_index: index,
         variant_label: label,
         matrix,
+        fanout,
         needs: job.needs.clone(),
         start,
         max_parallel: job.max_parallel,
@@ -265,19 +363,44 @@ fn plan_job(
     }
 }
 
-/// The variants of a job; one that is none where it has no matrix.
-fn variants(job: &Job, context: &Context) -> Result<Vec<Option<Variant>>, String> {
+/// The jobs that a job of the workflow becomes.
+fn parts(job: &Job, context: &Context, fleet: &Fleet) -> Result<Vec<Part>, Fault> {
+    if let Some(selector) = &job.runs_on_all {
+        return hosts(job, selector, fleet);
+    }
+    let fault = |message: String| (FailureReason::ExprError, message);
     let computed;
     let table = match &job.matrix {
-        None => return Ok(vec![None]),
+        None => return Ok(vec![Part::Whole]),
         Some(Matrix::Table(table)) => table,
         Some(Matrix::Expr(text)) => {
-            computed = matrix_of(text, context)?;
+            computed = matrix_of(text, context).map_err(fault)?;
             &computed
         }
     };
-    let variants = matrix::expand(table).map_err(|error| error.to_string())?;
-    Ok(variants.into_iter().map(Some).collect())
+    let variants = matrix::expand(table).map_err(|error| fault(error.to_string()))?;
+    Ok(variants.into_iter().map(Part::Variant).collect())
+}
+
+fn hosts(job: &Job, selector: &HostSelector, fleet: &Fleet) -> Result<Vec<Part>, Fault> {
+    let fault = |message: String| (FailureReason::NoHosts, format!("runs_on_all: {message}"));
+    let matcher = HostMatcher::compile(selector).map_err(|error| fault(error.to_string()))?;
+    let found = targets(&matcher, job.include_uninitialized, &fleet.hosts);
+    if found.len() > fleet.max_hosts {
+        return Err(fault(format!(
+            "{} hosts match; at most {} are allowed, see `roster.max_fanout_hosts`",
+            found.len(),
+            fleet.max_hosts
+        )));
+    }
+    if found.is_empty() {
+        let known = fleet.hosts.len();
+        return Err(fault(format!(
+            "none of the {known} known hosts matches; `host preview` shows what a selector means"
+        )));
+    }
+    let total = u32::try_from(found.len()).unwrap_or(u32::MAX);
+    Ok((0..).zip(found).map(|(index, host)| Part::Host(Fanout { host: host.agent_id.clone(), index, total })).collect())
 }
 
 fn matrix_of(text: &str, context: &Context) -> Result<MatrixTable, String> {
@@ -297,7 +420,8 @@ fn matrix_of(text: &str, context: &Context) -> Result<MatrixTable, String> {
 fn display_name(job: &Job, name: &str, label: Option<&str>, context: &Context) -> String {
     let Some(value) = &job.display_name else { return name.to_owned() };
     let Some(text) = rendered(value, context).ok().and_then(|text| title(&text)) else { return name.to_owned() };
-    let tells_apart = matches!(value, Value::Template { template, .. } if template.contains("matrix"));
+    let tells_apart = matches!(value, Value::Template { template, .. }
+        if template.contains("matrix") || template.contains("fanout"));
     match label {
         Some(label) if !tells_apart => format!("{text} ({label})"),
         _ => text,

@@ -52,6 +52,17 @@ fn definitions() -> Json {
             "labels" => reference("labels", "Labels that an agent must have, all of them"),
             _ => reference("labels", "Labels that an agent must not have"),
         })]},
+        "runs_on_all": {"anyOf": [{"$ref": "#/$defs/labels"}, object(&keys::RUNS_ON_ALL, &["include"], |key| match key {
+            "include" => json!({
+                "type": "array",
+                "description": "Groups, of which one must hold",
+                "items": {"anyOf": [{"$ref": "#/$defs/labels"}, object(&keys::HOST_GROUP, &["all"], |_| {
+                    reference("labels", "Labels that a host must have, all of them")
+                })]},
+                "minItems": 1,
+            }),
+            _ => reference("labels", "Labels that a host must not have"),
+        })]},
         "shell": {"anyOf": [
             {"enum": ["bash", "sh", "pwsh", "python"]},
             object(&keys::SHELL, &["command"], |_| {
@@ -184,9 +195,22 @@ fn job_key(key: &str) -> Json {
         }),
         "if" => reference("condition", "Asked when the needs are met; false: skipped"),
         "runs_on" => reference("runs_on", "Which agents may run the job"),
+        "runs_on_all" => reference("runs_on_all", "Runs the job once on each of these hosts"),
+        "on_unreachable" => json!({
+            "enum": ["hold", "skip", "fail"],
+            "default": "hold",
+            "description": "What becomes of it on a host that is out of contact",
+        }),
+        "include_uninitialized" => {
+            json!({"type": "boolean", "description": "Also on declared hosts whose agent never registered"})
+        }
         "matrix" => reference("matrix", "Runs the job once per combination"),
-        "max_parallel" => json!({"type": "integer", "minimum": 1, "maximum": 256, "description": "Variants at once"}),
-        "fail_fast" => json!({"type": "boolean", "description": "The first failing variant ends the others"}),
+        "max_parallel" => {
+            json!({"type": "integer", "minimum": 1, "maximum": 4096, "description": "Variants or hosts at once"})
+        }
+        "fail_fast" => {
+            json!({"type": "boolean", "description": "After the first failure no other variant or host starts"})
+        }
         "env" => reference("env", "Environment of its steps"),
         "outputs" => json!({
             "type": "object",

@@ -379,6 +379,8 @@ reasons! {
     QueueExpired = "queue_expired" => Infra,
     /// The offer is larger than a frame may be.
     OfferTooLarge = "offer_too_large" => Infra,
+    /// The host it must run on is out of contact.
+    HostUnreachable = "host_unreachable" => Infra,
     /// Cancelled by a person.
     CancelledByUser = "cancelled_by_user" => Cancelled,
     /// A newer run of the same group took over.
@@ -393,6 +395,8 @@ reasons! {
     ApprovalExpired = "approval_expired" => Policy,
     /// No agent and no pool could ever run it.
     Unroutable = "unroutable" => Policy,
+    /// No known host has the labels that it asks for, or too many have.
+    NoHosts = "no_hosts" => Policy,
     /// The workflow at the commit differs from the locked one.
     LockDrift = "lock_drift" => Policy,
     /// The job is no longer part of the workflow.

@@ -9,7 +9,7 @@ use kici_engine::lock::{Generator, Workflow};
 use kici_engine::lockfile;
 use kici_engine::needs::{Node, propagate};
 use kici_engine::plan::{
-    Activation, JobPlan, JobRef, NeedResult, Needs, Planned, RunInfo, Scope, Start, activate, job_spec, plan_run,
+    Activation, Fleet, JobPlan, JobRef, NeedResult, Needs, Planned, RunInfo, Scope, Start, activate, job_spec, plan_run,
 };
 use kici_engine::state::JobStatus;
 use kici_engine::trigger::{Outcome, match_workflow};
@@ -98,7 +98,7 @@ fn a_push_becomes_jobs_and_jobs_become_specifications() {
     let (workflow, event) = (workflow(), event());
     let decision = match_workflow(&workflow, &event, None);
     assert!(matches!(decision.outcome, Outcome::Matched { trigger: 0, .. }));
-    let Ok(Planned::Run(plan)) = plan_run(scope(&workflow, &event)) else { panic!("it must run") };
+    let Ok(Planned::Run(plan)) = plan_run(scope(&workflow, &event), &Fleet::default()) else { panic!("it must run") };
     assert_eq!((plan.run_name.as_str(), plan.notes.len()), ("CI of main", 0));
 
     let names: Vec<_> = plan.jobs.iter().map(|job| (job.name.as_str(), status(job))).collect();
@@ -127,10 +127,12 @@ fn a_push_becomes_jobs_and_jobs_become_specifications() {
     assert_eq!(propagate(&nodes).ready, [1, 2, 3]);
 
     let outputs = BTreeMap::from([("version".to_owned(), "1".to_owned())]);
-    let needs = Needs::from([("build".to_owned(), NeedResult { status: JobStatus::Success, outputs })]);
+    let needs = Needs::from([("build".to_owned(), NeedResult { status: JobStatus::Success, outputs, hosts: None })]);
     let mac = &plan.jobs[3];
-    let job = JobRef { name: &mac.name, job_index: mac.job_index, matrix: &mac.matrix, needs: &needs };
-    let Activation::Enqueue { selector } = activate(scope(&workflow, &event), job) else { panic!("it must run") };
+    let job = JobRef { name: &mac.name, job_index: mac.job_index, matrix: &mac.matrix, fanout: None, needs: &needs };
+    let Activation::Enqueue { selector, .. } = activate(scope(&workflow, &event), job, None) else {
+        panic!("it must run")
+    };
     assert_eq!(serde_json::to_value(&selector).unwrap(), json!({"labels": [{"kind": "exact", "value": "mac"}]}));
     let spec = job_spec(scope(&workflow, &event), job).unwrap();
     assert_eq!(serde_json::to_value(&spec.env["VERSION"]).unwrap(), json!({"static": "1"}));
@@ -139,10 +141,10 @@ fn a_push_becomes_jobs_and_jobs_become_specifications() {
 
     (1..4).for_each(|at| nodes[at].status = JobStatus::Failed);
     assert_eq!(propagate(&nodes).ready, [6]);
-    let failed = NeedResult { status: JobStatus::Failed, outputs: BTreeMap::new() };
+    let failed = NeedResult { status: JobStatus::Failed, outputs: BTreeMap::new(), hosts: None };
     let needs = needs.into_iter().chain([("test".to_owned(), failed)]).collect();
-    let report = JobRef { name: "report", job_index: 3, matrix: &BTreeMap::new(), needs: &needs };
-    assert!(matches!(activate(scope(&workflow, &event), report), Activation::Enqueue { .. }));
+    let report = JobRef { name: "report", job_index: 3, matrix: &BTreeMap::new(), fanout: None, needs: &needs };
+    assert!(matches!(activate(scope(&workflow, &event), report, None), Activation::Enqueue { .. }));
 }
 
 #[test]

@@ -97,7 +97,8 @@ impl Planner {
         let declared = declared_inputs(&workflow).ok_or_else(|| ManualError::NotManual(workflow.name.clone()))?;
         event.inputs = inputs::validate(declared, &manual.inputs).map_err(ManualError::Inputs)?;
         let id = RunId::mint(&*self.ids);
-        let planned = plan_run(Scope { workflow: &workflow, event: &event, run: RunInfo { id, attempt: 1 } })?;
+        let fleet = self.fleet(&workflow).await?;
+        let planned = plan_run(Scope { workflow: &workflow, event: &event, run: RunInfo { id, attempt: 1 } }, &fleet)?;
         let plan = match planned {
             Planned::Run(plan) => plan,
             Planned::Declined { reason } => return Err(ManualError::Declined(reason)),

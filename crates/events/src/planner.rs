@@ -8,7 +8,7 @@ use kici_engine::compile::CompiledSet;
 use kici_engine::event::{ChangedFiles, Event, EventKind, ForkState};
 use kici_engine::ids::{DeliveryRowId, IdSource, RunId};
 use kici_engine::lock::Workflow;
-use kici_engine::plan::{Planned, RunInfo, Scope, plan_run};
+use kici_engine::plan::{Fleet, Planned, RunInfo, Scope, plan_run, wants_hosts};
 use kici_engine::time::Clock;
 use kici_engine::trigger::{Outcome, WorkflowDecision, match_workflow, skip_ci};
 use kici_forge::normalise::{Normalised, normalise};
@@ -59,6 +59,8 @@ pub struct PlannerConfig {
     pub cache_entries: usize,
     /// Identity of this machine: jobs of local sources run only here.
     pub machine_id: String,
+    /// Most hosts that one `runs_on_all` job goes to.
+    pub max_fanout_hosts: usize,
 }
 
 /// Decides what a delivery causes.
@@ -162,7 +164,7 @@ impl Planner {
         let workflows = set.files.iter().flat_map(|(_, file)| &file.workflows);
         let mut changed = Changed { forge: &*forge, event: &event, files: None };
         for workflow in workflows {
-            self.consider(&mut decision, origin, workflow, &event, &mut changed).await;
+            self.consider(&mut decision, origin, workflow, &event, &mut changed).await?;
         }
         let mut done = self.finish(work, decision, None);
         if registrations::is_default_branch_push(&event) && !set.files.iter().any(|(_, file)| file.has_errors()) {
@@ -224,7 +226,7 @@ impl Planner {
         workflow: &Workflow,
         event: &Event,
         changed: &mut Changed<'_>,
-    ) {
+    ) -> Result<(), Retry> {
         let mut found = match_workflow(workflow, event, changed.files.as_ref());
         if found.outcome == Outcome::NeedsFiles {
             let files = changed.fetch().await;
@@ -233,14 +235,23 @@ impl Planner {
         if let Outcome::Matched { kind, note, .. } = &found.outcome {
             decision.matched += 1;
             decision.notes.extend(note.iter().map(|note| format!("{}: {note}", workflow.name)));
-            self.plan(decision, origin, workflow, event, kind);
+            self.plan(decision, origin, workflow, event, kind).await?;
         }
         decision.trace.workflow(found);
+        Ok(())
     }
 
-    fn plan(&self, decision: &mut Decision, origin: Origin<'_>, workflow: &Workflow, event: &Event, kind: &str) {
+    async fn plan(
+        &self,
+        decision: &mut Decision,
+        origin: Origin<'_>,
+        workflow: &Workflow,
+        event: &Event,
+        kind: &str,
+    ) -> Result<(), Retry> {
         let id = RunId::mint(&*self.ids);
-        match plan_run(Scope { workflow, event, run: RunInfo { id, attempt: 1 } }) {
+        let fleet = self.fleet(workflow).await?;
+        match plan_run(Scope { workflow, event, run: RunInfo { id, attempt: 1 } }, &fleet) {
             Ok(Planned::Run(plan)) => {
                 decision.notes.extend(plan.notes.iter().map(|note| format!("{}: {note}", workflow.name)));
                 decision.runs.push(self.maker().run(id, origin, workflow, event, kind, plan));
@@ -251,6 +262,19 @@ impl Planner {
                 decision.notes.push(error.to_string());
             }
         }
+        Ok(())
+    }
+
+    /// The hosts that a workflow asks for; the roster is read only for one that does.
+    pub(crate) async fn fleet(&self, workflow: &Workflow) -> Result<Fleet, kici_store::StoreError> {
+        let max_hosts = self.config.max_fanout_hosts;
+        if !wants_hosts(workflow) {
+            return Ok(Fleet { hosts: Vec::new(), max_hosts });
+        }
+        let now = self.clock.now();
+        // How they stand plays no part here: each is asked when its turn comes.
+        let hosts = self.store.roster_list().await?.iter().map(|host| host.host(now, Duration::ZERO)).collect();
+        Ok(Fleet { hosts, max_hosts })
     }
 
     pub(crate) fn maker(&self) -> RunMaker<'_> {

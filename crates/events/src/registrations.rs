@@ -136,8 +136,7 @@ impl Planner {
             ..self.origin(work, &open, event, &registration.repo, &sha)
         };
         let mut changed = Changed { forge: &*forge, event, files: None };
-        self.consider(decision, origin, &workflow, event, &mut changed).await;
-        Ok(())
+        self.consider(decision, origin, &workflow, event, &mut changed).await
     }
 
     /// The source that a registration was read from; its credentials fetch the commit. None when it is gone.

@@ -97,6 +97,7 @@ impl RunMaker<'_> {
             job_index: u32::try_from(job.job_index).unwrap_or(u32::MAX),
             variant_label: job.variant_label,
             matrix: (!job.matrix.is_empty()).then_some(job.matrix),
+            fanout: job.fanout,
             display_name: job.display_name,
             max_parallel: job.max_parallel,
             fail_fast: job.fail_fast,
@@ -124,11 +125,12 @@ fn edges(job: &JobPlan) -> impl Iterator<Item = NewNeed> + '_ {
 fn start(start: Start, machine_id: Option<&str>, expires_at: Option<Ts>) -> JobStart {
     match start {
         Start::AfterNeeds => JobStart::Pending,
-        Start::Now(Activation::Enqueue { selector }) => JobStart::Queued(QueueEntry {
+        Start::Now(Activation::Enqueue { selector, pinned }) => JobStart::Queued(QueueEntry {
             selector,
             requires_machine_id: machine_id.map(str::to_owned),
             expires_at,
             priority: 0,
+            pinned_agent_id: pinned,
         }),
         Start::Now(Activation::Skip { reason }) => JobStart::Skipped { reason },
         Start::Now(Activation::Fail { reason, message }) => JobStart::Failed { reason, message },

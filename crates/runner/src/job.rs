@@ -256,6 +256,13 @@ impl Ctx {
             ("KICI_REF", text("ref")),
             ("KICI_SHA", text("sha")),
         ];
+        if let Some(fanout) = &spec.fanout {
+            job_facing.extend([
+                ("KICI_FANOUT_HOST", fanout.host.to_string()),
+                ("KICI_FANOUT_INDEX", fanout.index.to_string()),
+                ("KICI_FANOUT_TOTAL", fanout.total.to_string()),
+            ]);
+        }
         if let Some(event) = spec.context.get("event") {
             let path = scratch.join("event.json");
             std::fs::write(&path, serde_json::to_vec(event)?)?;

@@ -1,12 +1,13 @@
 //! What follows from a change of a run's jobs: which become ready, are skipped or cancelled, and how the run stands. Pure;
 //! `shared::settle` reads the rows it works on and writes what it changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kici_engine::ids::{AgentId, InstanceId, JobId};
 use kici_engine::lock::Need;
 use kici_engine::needs::{Verdict, aggregate, decide, merge_outputs};
+use kici_engine::plan::HostResults;
 use kici_engine::state::{
     FailureReason, InvalidTransition, JobEvent, JobStatus, JobView, QueueStatus, RunStatus, run_status, transition,
 };
@@ -14,7 +15,8 @@ use kici_engine::time::Ts;
 
 use crate::StoreError;
 use crate::model::{
-    Activate, Activation, Effects, FinishedJob, HeldJob, Job, JobRef, NeedEdge, NeedResult, QueueEntry, ReadyJob, Run,
+    Activate, Activation, Effects, FinishedJob, HeldJob, Job, JobRef, NeedEdge, NeedResult, QueueEntry, ReadyJob,
+    RosterHost, Run,
 };
 
 /// The open row of the queue that a job has.
@@ -45,6 +47,8 @@ pub(crate) struct RunState {
     pub(crate) enqueued: BTreeMap<JobId, QueueEntry>,
     /// What open rows of ended jobs end as, where it does not follow from the job.
     pub(crate) row_ends: BTreeMap<JobId, QueueStatus>,
+    /// The hosts of jobs whose turn may come, as far as they are known.
+    pub(crate) hosts: BTreeMap<AgentId, RosterHost>,
     edges: BTreeMap<String, Vec<Need>>,
     before: Vec<Job>,
     to_stop: Vec<HeldJob>,
@@ -69,6 +73,7 @@ impl RunState {
             open,
             enqueued: BTreeMap::new(),
             row_ends: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             edges,
             before,
             to_stop: Vec::new(),
@@ -190,6 +195,12 @@ impl RunState {
         }
     }
 
+    /// The hosts of the jobs that wait for their needs or their turn.
+    pub(crate) fn pending_hosts(&self) -> BTreeSet<AgentId> {
+        let pending = self.jobs.iter().filter(|job| job.status == JobStatus::Pending);
+        pending.filter_map(|job| Some(job.fanout.as_ref()?.host.clone())).collect()
+    }
+
     fn judge(&self, at: usize) -> Verdict {
         let edges = self.edges.get(&self.jobs[at].name).map_or(&[][..], Vec::as_slice);
         decide(edges, |base| aggregate(self.variants(base).map(|job| job.status)))
@@ -213,7 +224,8 @@ impl RunState {
         }
         let job = self.jobs[at].clone();
         let needs = self.need_results(&job.name);
-        let ready = ReadyJob { run: self.run.clone(), job, lock_json: Arc::clone(lock), needs };
+        let host = job.fanout.as_ref().and_then(|fanout| self.hosts.get(&fanout.host).cloned());
+        let ready = ReadyJob { run: self.run.clone(), job, lock_json: Arc::clone(lock), needs, host };
         match activate.activate(&ready) {
             Activation::Enqueue(entry) => {
                 self.apply(at, JobEvent::Enqueue, None, None, now)?;
@@ -254,17 +266,26 @@ impl RunState {
         }
     }
 
+    /// After a failure no other variant starts: those that wait for their turn are skipped, those that wait for an agent are
+    /// cancelled. What has started goes on.
     fn fail_fast(&mut self, now: Ts) -> Result<bool, InvalidTransition> {
-        let failed = |job: &&Job| job.fail_fast && job.status.is_failure();
-        let bases: Vec<String> = self.jobs.iter().filter(failed).map(|job| job.base_name.clone()).collect();
+        let failed = self.jobs.iter().filter(|job| job.fail_fast && job.status.is_failure());
+        let failed: BTreeMap<String, String> = failed.map(|job| (job.base_name.clone(), job.name.clone())).collect();
         let mut changed = false;
         for at in 0..self.jobs.len() {
             let job = &self.jobs[at];
-            let over = job.status.is_terminal() || job.status == JobStatus::Cancelling;
-            if !over && bases.contains(&job.base_name) {
-                self.stop(at, FailureReason::FailFast, false, now)?;
-                changed = true;
+            let Some(first) = failed.get(&job.base_name) else { continue };
+            match job.status {
+                JobStatus::Pending => {
+                    let reason = format!("fail_fast: {first} failed");
+                    self.apply(at, JobEvent::Skip, None, Some(reason), now)?;
+                }
+                JobStatus::Queued | JobStatus::Held | JobStatus::Waiting => {
+                    self.stop(at, FailureReason::FailFast, false, now)?;
+                }
+                _ => continue,
             }
+            changed = true;
         }
         Ok(changed)
     }
@@ -350,6 +371,9 @@ impl RunState {
 pub(crate) fn need_result(variants: &[&Job]) -> Option<NeedResult> {
     let status = aggregate(variants.iter().map(|job| job.status))?;
     let outputs = merge_outputs(variants.iter().map(|job| &job.outputs));
-    let labelled = variants.iter().filter_map(|job| Some((job.variant_label.clone()?, job.outputs.clone())));
-    Some(NeedResult { status, outputs, variants: labelled.collect() })
+    let on_hosts = variants.iter().filter_map(|job| Some((&job.fanout.as_ref()?.host, job.status, &job.outputs)));
+    Some(NeedResult { status, outputs, hosts: HostResults::collect(on_hosts) })
 }
+
+#[cfg(test)]
+mod tests;

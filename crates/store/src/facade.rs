@@ -389,36 +389,46 @@ facade! {
     read tokens::agent_token_list() -> Vec<AgentToken>;
     /// An agent token by the hash of what was presented.
     read tokens::agent_token_by_hash(hash: String) -> Option<AgentToken>;
-    /// Revokes an agent token; false when there is none. Wakes `Topic::Revocations`.
+    /// Revokes an agent token; false when there is none, or it is revoked already. Wakes `Topic::Revocations`.
     write(Lane::META) tokens::agent_token_revoke(id: TokenId) -> bool;
     /// Uses up a bootstrap token; false when somebody was faster.
     write(Lane::META) tokens::agent_token_consume(id: TokenId) -> bool;
     /// Notes when tokens were last used.
     write(Lane::META) tokens::agent_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
-    /// Deletes ephemeral tokens that expired before `before`; returns their ids.
-    write(Lane::META) tokens::agent_token_reap(before: Ts) -> Vec<TokenId>;
+    /// Deletes ephemeral and bootstrap tokens that expired before `before`, but those in use; returns their ids.
+    write(Lane::META) tokens::agent_token_reap(before: Ts, except: Vec<TokenId>) -> Vec<TokenId>;
     /// Stores an operator's token.
     write(Lane::META) tokens::admin_token_create(new: NewAdminToken) -> AdminToken;
     /// All operators' tokens, newest first.
     read tokens::admin_token_list() -> Vec<AdminToken>;
     /// An operator's token by the hash of what was presented.
     read tokens::admin_token_by_hash(hash: String) -> Option<AdminToken>;
-    /// Revokes an operator's token; false when there is none.
+    /// Revokes an operator's token; false when there is none, or it is revoked already.
     write(Lane::META) tokens::admin_token_revoke(id: TokenId) -> bool;
     /// Notes when tokens were last used.
     write(Lane::META) tokens::admin_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
     /// An agent registered at this instance.
-    write(Lane::META) fleet::roster_upsert(entry: RosterEntry) -> RosterHost;
+    write(Lane::META) roster::roster_upsert(entry: RosterEntry) -> RosterHost;
     /// All hosts, by agent.
-    read fleet::roster_list() -> Vec<RosterHost>;
+    read roster::roster_list() -> Vec<RosterHost>;
     /// One host.
-    read fleet::roster_get(agent_id: AgentId) -> Option<RosterHost>;
+    read roster::roster_get(agent_id: AgentId) -> Option<RosterHost>;
     /// Notes signs of life of agents that are connected to this instance.
-    write(Lane::META) fleet::roster_seen(seen: Vec<(AgentId, Ts)>) -> ();
+    write(Lane::META) roster::roster_seen(seen: Vec<(AgentId, Ts)>) -> ();
     /// An agent's session at this instance ended.
-    write(Lane::META) fleet::roster_disconnected(agent_id: AgentId) -> ();
-    /// Deletes hosts of ephemeral agents not seen since `before`; returns them.
-    write(Lane::META) fleet::roster_reap(before: Ts) -> Vec<AgentId>;
+    write(Lane::META) roster::roster_disconnected(agent_id: AgentId) -> ();
+    /// Declares a host: what is given replaces what is there. True when it was not known before.
+    write(Lane::META) roster::roster_declare(declared: DeclaredHost) -> (RosterHost, bool);
+    /// Removes a host unless it is connected to a live instance.
+    write(Lane::META) roster::roster_remove(agent_id: AgentId) -> HostRemoved;
+    /// A host is about to restart; false when there is no such host. A later request replaces an earlier one.
+    write(Lane::META) roster::roster_reboot_request(agent_id: AgentId, reboot: PendingReboot) -> bool;
+    /// The restart that was due by `until` is over or called off; false when it is not the pending one.
+    write(Lane::META) roster::roster_reboot_clear(agent_id: AgentId, until: Ts) -> bool;
+    /// Hosts that are about to restart.
+    read roster::roster_rebooting() -> Vec<RosterHost>;
+    /// Deletes hosts of ephemeral agents not seen since `before` and not connected to a live instance; returns them.
+    write(Lane::META) roster::roster_reap(before: Ts) -> Vec<AgentId>;
     /// Writes entries of the access log.
     write(Lane::META) fleet::access_log_insert(entries: Vec<NewAccess>) -> ();
     /// Entries of the access log, newest first.

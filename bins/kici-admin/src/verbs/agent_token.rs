@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use kici_api::dto::tokens::{AgentTokenView, CreateAgentToken};
-use kici_engine::ids::TokenId;
+use kici_api::dto::tokens::{AgentTokenUse, AgentTokenView, CreateAgentToken};
+use kici_engine::ids::{AgentId, TokenId};
 
 use super::{Context, token_created, token_revoked};
 use crate::args::duration;
@@ -25,6 +25,15 @@ pub(crate) enum Verb {
         /// Its agents may run jobs as root
         #[arg(long)]
         privileged_root: bool,
+        /// For one agent that does not live long; ends after 1h unless --expires says otherwise
+        #[arg(long, conflicts_with = "bootstrap", requires = "agent_id")]
+        ephemeral: bool,
+        /// For one agent, once, within 10 minutes
+        #[arg(long, requires = "agent_id")]
+        bootstrap: bool,
+        /// The one agent that may use it
+        #[arg(long, value_name = "ID")]
+        agent_id: Option<AgentId>,
         /// A remark for people
         #[arg(long)]
         note: Option<String>,
@@ -45,11 +54,17 @@ pub(crate) enum Verb {
 pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
     let (client, out) = (context.client()?, &context.out);
     match verb {
-        Verb::Create { labels, mandatory_label, privileged_root, note, expires } => {
+        Verb::Create { labels, mandatory_label, privileged_root, ephemeral, bootstrap, agent_id, note, expires } => {
             let request = CreateAgentToken {
                 labels,
                 mandatory_labels: mandatory_label,
                 privileged_root,
+                kind: match (ephemeral, bootstrap) {
+                    (true, _) => AgentTokenUse::Ephemeral,
+                    (_, true) => AgentTokenUse::Bootstrap,
+                    _ => AgentTokenUse::Static,
+                },
+                agent_id,
                 note,
                 expires_in_s: expires.map(|span| span.as_secs()),
             };
@@ -74,7 +89,8 @@ fn columns(context: &Context) -> Vec<Column<'_, AgentTokenView>> {
     vec![
         ("ID", Box::new(|t| text(t.id))),
         ("PREFIX", Box::new(|t| text(&t.prefix))),
-        ("TYPE", Box::new(|t| text(&t.agent_type))),
+        ("TYPE", Box::new(|t| text(if t.kind == "static" { &t.agent_type } else { &t.kind }))),
+        ("AGENT", Box::new(|t| optional(t.agent_id.as_ref()))),
         ("LABELS", Box::new(|t| text(t.labels.as_ref().map_or_else(|| "any".to_owned(), |labels| labels.join(","))))),
         ("NOTE", Box::new(|t| optional(t.note.as_ref()))),
         ("LAST SEEN", Box::new(|t| text(context.out.time(t.last_seen_at)))),

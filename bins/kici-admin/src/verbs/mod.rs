@@ -3,6 +3,7 @@
 pub(crate) mod agent;
 pub(crate) mod agent_token;
 pub(crate) mod event;
+pub(crate) mod host;
 pub(crate) mod orchestrator;
 pub(crate) mod queue;
 pub(crate) mod run;
@@ -47,6 +48,7 @@ pub(crate) async fn run(cli: Cli) -> Result<u8, Failure> {
         Command::AgentToken(verb) => agent_token::run(&context, verb).await,
         Command::Token(verb) => token::run(&context, verb).await,
         Command::Agent(verb) => agent::run(&context, verb).await,
+        Command::Host(verb) => host::run(&context, verb).await,
         Command::Event(verb) => event::run(&context, verb).await,
         Command::Queue(verb) => queue::run(&context, verb).await,
         Command::Workflow(verb) => workflow::run(&context, verb),

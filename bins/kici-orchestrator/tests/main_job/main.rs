@@ -6,6 +6,7 @@ mod crash;
 mod disk;
 mod happy;
 mod hostile;
+mod hosts;
 mod intake;
 mod large;
 mod loss;

@@ -8,6 +8,7 @@ use super::{Client, ClientError, NOTHING};
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Discard, DlqCount, Explanation};
+use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::{LogQuery, LogRange};
 use crate::dto::queue::{QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::runs::{
@@ -147,6 +148,44 @@ impl Client {
     /// Starts or ends the drain of an agent.
     pub async fn drain_agent(&self, id: &AgentId, request: &DrainAgent) -> Answer<AgentView> {
         self.post(path!(ADMIN, "agents", id.as_str(), "drain"), request).await
+    }
+
+    /// Known hosts, by id.
+    pub async fn hosts(&self, filter: &HostFilter) -> Answer<Page<HostView>> {
+        self.get(path!(ADMIN, "hosts"), filter).await
+    }
+
+    /// One host.
+    pub async fn host(&self, id: &AgentId) -> Answer<HostView> {
+        self.get(path!(ADMIN, "hosts", id.as_str()), &NOTHING).await
+    }
+
+    /// Declares a host; true when it was not known before.
+    pub async fn declare_host(&self, id: &AgentId, request: &DeclareHost) -> Answer<(HostView, bool)> {
+        let path = path!(ADMIN, "hosts", id.as_str());
+        let response = self.send(self.request(Method::PUT, path).json(request).timeout(self.timeout)).await?;
+        let created = response.status().as_u16() == 201;
+        Ok((self.decode(response).await?, created))
+    }
+
+    /// Removes a host.
+    pub async fn remove_host(&self, id: &AgentId) -> Answer<()> {
+        self.delete_empty(path!(ADMIN, "hosts", id.as_str()), &()).await
+    }
+
+    /// Announces the restart of a host.
+    pub async fn reboot_host(&self, id: &AgentId, request: &RebootHost) -> Answer<HostView> {
+        self.post(path!(ADMIN, "hosts", id.as_str(), "reboot"), request).await
+    }
+
+    /// Calls the restart of a host off.
+    pub async fn cancel_host_reboot(&self, id: &AgentId) -> Answer<HostView> {
+        self.delete(path!(ADMIN, "hosts", id.as_str(), "reboot")).await
+    }
+
+    /// Which hosts a fan-out would go to now.
+    pub async fn preview_hosts(&self, request: &PreviewHosts) -> Answer<HostsPreview> {
+        self.post(path!(ADMIN, "hosts", "preview"), request).await
     }
 
     /// Deliveries, newest first.

@@ -4,6 +4,7 @@
 pub mod access_log;
 pub mod agents;
 pub mod events;
+pub mod hosts;
 pub mod logs;
 pub mod queue;
 pub mod runs;

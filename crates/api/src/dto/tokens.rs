@@ -1,7 +1,7 @@
 //! Tokens of agents and of operators.
 
 use kici_access::Role;
-use kici_engine::ids::TokenId;
+use kici_engine::ids::{AgentId, TokenId};
 use kici_engine::time::Ts;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -20,12 +20,32 @@ pub struct CreateAgentToken {
     pub mandatory_labels: Vec<String>,
     /// Its agents may offer `kici:privileged:root`.
     pub privileged_root: bool,
+    /// What its agents are: `static` ones that people operate, one `ephemeral` one, or a `bootstrap` that enrols once.
+    #[schema(value_type = String)]
+    pub kind: AgentTokenUse,
+    /// The one agent that may use it; needed for `ephemeral` and `bootstrap`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub agent_id: Option<AgentId>,
     /// A remark for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Ends after this many seconds; never when left out.
+    /// Ends after this many seconds. When left out: `static` never, `ephemeral` 1 h, `bootstrap` 10 min, which is also its most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_in_s: Option<u64>,
+}
+
+/// What a token of agents is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AgentTokenUse {
+    /// Agents that people operate.
+    #[default]
+    Static,
+    /// One agent that does not live long.
+    Ephemeral,
+    /// One agent, once.
+    Bootstrap,
 }
 
 /// One token of agents; the token itself is not kept.
@@ -42,6 +62,14 @@ pub struct AgentTokenView {
     pub mandatory_labels: Vec<String>,
     /// `static` or `ephemeral`.
     pub agent_type: String,
+    /// `static`, `scaler` or `bootstrap`.
+    pub kind: String,
+    /// The one agent that may use it.
+    #[schema(value_type = Option<String>)]
+    pub agent_id: Option<AgentId>,
+    /// When a bootstrap token was used.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub consumed_at: Option<Ts>,
     /// A remark for people.
     pub note: Option<String>,
     /// Who made it, as `type:id`.

@@ -6,7 +6,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi, PathItem, Ref, ResponseBuilder, path::Operation};
 use utoipa::{OpenApi as _, ToSchema};
 
-use super::routes::{agents, events, queue, runs, sources, system, tokens, workflows};
+use super::routes::{agents, events, hosts, queue, runs, sources, system, tokens, workflows};
 use super::{Route, sse, table};
 use crate::problem::Document as Problem;
 
@@ -44,6 +44,13 @@ use crate::problem::Document as Problem;
         tokens::revoke_admin,
         agents::list,
         agents::drain,
+        hosts::list,
+        hosts::get,
+        hosts::declare,
+        hosts::remove,
+        hosts::preview,
+        hosts::reboot,
+        hosts::cancel_reboot,
         events::list,
         events::get,
         events::payload,
@@ -97,6 +104,7 @@ fn operation<'a>(item: &'a mut PathItem, route: &Route) -> Option<&'a mut Operat
     match route.method.as_str() {
         "GET" => item.get.as_mut(),
         "POST" => item.post.as_mut(),
+        "PUT" => item.put.as_mut(),
         "DELETE" => item.delete.as_mut(),
         _ => None,
     }

@@ -2,6 +2,7 @@
 //! told and answers with it.
 
 mod admin;
+mod hosts;
 mod runs;
 
 use std::collections::BTreeMap;
@@ -12,13 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use axum::Router;
 use kici_access::{AccessEntry, Actor, ActorType, Role, Token, TokenKind};
-use kici_engine::ids::{IdSource, JobId, RunId};
+use kici_engine::ids::{AgentId, IdSource, JobId, RunId};
 use kici_engine::time::{ManualClock, Ts};
 use secrecy::ExposeSecret;
 use uuid::Uuid;
 
 use crate::dto::agents::AgentView;
 use crate::dto::events::DeliveryView;
+use crate::dto::hosts::HostView;
 use crate::dto::logs::LogLine;
 use crate::dto::runs::{JobView, RunView, StepView};
 use crate::dto::sources::SourceView;
@@ -46,6 +48,8 @@ pub struct World {
     pub deliveries: Vec<DeliveryView>,
     /// Agents.
     pub agents: Vec<AgentView>,
+    /// Hosts.
+    pub hosts: BTreeMap<AgentId, HostView>,
     /// What the access log was given.
     pub access: Vec<AccessEntry>,
     /// When set, every look at the "database" fails like this.
@@ -119,6 +123,7 @@ impl Fake {
             agent_tokens: self.clone(),
             admin_tokens: self.clone(),
             agents: self.clone(),
+            hosts: self.clone(),
             events: self.clone(),
             queue: self.clone(),
             system: self.clone(),

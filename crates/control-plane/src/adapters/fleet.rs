@@ -10,6 +10,7 @@ use kici_api::page::{PageRequest, Position, Slice};
 use kici_api::ports::{Agents, Answer, Caller, Queue};
 use kici_api::problem::Problem;
 use kici_dispatch::Dispatcher;
+use kici_engine::hosts::HostStatus;
 use kici_engine::ids::{AgentId, InstanceId, JobId};
 use kici_engine::lock::Matcher;
 use kici_engine::state::QueueStatus;
@@ -49,10 +50,11 @@ fn connected(view: &kici_dispatch::AgentView, instance: &InstanceId) -> AgentVie
     }
 }
 
-fn known(host: model::RosterHost) -> AgentView {
-    let status = match host.lifecycle {
-        model::AgentType::Static => AgentStatus::Unreachable,
-        model::AgentType::Ephemeral => AgentStatus::Stale,
+fn known(host: model::RosterHost, status: HostStatus) -> AgentView {
+    let status = match status {
+        HostStatus::Ready => AgentStatus::Ready,
+        HostStatus::Unreachable => AgentStatus::Unreachable,
+        HostStatus::Stale => AgentStatus::Stale,
     };
     AgentView {
         id: host.agent_id,
@@ -79,7 +81,8 @@ impl Agents for Fleet {
     async fn list(&self, _caller: &Caller, filter: &AgentFilter) -> Answer<Vec<AgentView>> {
         let mut agents: BTreeMap<AgentId, AgentView> = BTreeMap::new();
         for host in self.store.roster_list().await.map_err(fault::store)? {
-            agents.insert(host.agent_id.clone(), known(host));
+            let status = self.dispatcher.host_status(&host);
+            agents.insert(host.agent_id.clone(), known(host, status));
         }
         for view in self.dispatcher.agents() {
             let last_seen_at = agents.get(&view.agent_id).and_then(|known| known.last_seen_at);

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use kici_access::{Actor, ActorType, Role, Token, TokenKind};
 use kici_api::dto::SecretText;
 use kici_api::dto::tokens::{
-    AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
+    AdminTokenView, AgentTokenUse, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
 };
 use kici_api::ports::{AdminTokens, AgentTokens, Answer, Authenticator, Caller, Principal};
 use kici_api::problem::{Code, Problem};
@@ -21,6 +21,11 @@ use super::fault;
 
 /// Longest life of a token that ends.
 const MAX_LIFE: u64 = 10 * 365 * 86_400;
+
+/// Life of a bootstrap token, and the longest.
+const BOOTSTRAP_LIFE: u64 = 600;
+/// Life of an ephemeral token that names none.
+const EPHEMERAL_LIFE: u64 = 3600;
 
 /// Tokens over the store.
 pub(crate) struct Tokens {
@@ -140,7 +145,7 @@ impl AdminTokens for Tokens {
     async fn revoke(&self, _caller: &Caller, id: TokenId) -> Answer<TokenRevoked> {
         match self.store.admin_token_revoke(id).await.map_err(fault::store)? {
             true => Ok(TokenRevoked { revoked: true, sessions_closed: 0, peers_notified: 0 }),
-            false => Err(Problem::not_found(format!("token {id}, or it is revoked already: it"))),
+            false => Err(Problem::not_found(format!("an open token {id}"))),
         }
     }
 }
@@ -164,6 +169,28 @@ fn labels(field: &str, texts: &[String]) -> Answer<Vec<String>> {
         .collect()
 }
 
+/// How long a token lives, checked against what it is for.
+fn life(request: &CreateAgentToken) -> Answer<Option<u64>> {
+    match (request.kind, &request.agent_id) {
+        (AgentTokenUse::Static, Some(_)) => {
+            return Err(Problem::rejected("agent_id", "only an `ephemeral` or `bootstrap` token is for one agent"));
+        }
+        (AgentTokenUse::Ephemeral | AgentTokenUse::Bootstrap, None) => {
+            return Err(Problem::rejected("agent_id", "name the one agent that may use the token"));
+        }
+        _ => {}
+    }
+    match (request.kind, request.expires_in_s) {
+        (AgentTokenUse::Bootstrap, Some(seconds)) if seconds > BOOTSTRAP_LIFE => {
+            let detail = format!("a bootstrap token lives for at most {BOOTSTRAP_LIFE} s");
+            Err(Problem::rejected("expires_in_s", detail))
+        }
+        (AgentTokenUse::Bootstrap, seconds) => Ok(seconds.or(Some(BOOTSTRAP_LIFE))),
+        (AgentTokenUse::Ephemeral, seconds) => Ok(seconds.or(Some(EPHEMERAL_LIFE))),
+        (AgentTokenUse::Static, seconds) => Ok(seconds),
+    }
+}
+
 #[async_trait]
 impl AgentTokens for AgentTokenBook {
     async fn create(&self, caller: &Caller, request: &CreateAgentToken) -> Answer<TokenCreated> {
@@ -178,18 +205,24 @@ impl AgentTokens for AgentTokenBook {
             scope.sort_unstable();
             scope.dedup();
         }
+        let seconds = life(request)?;
         let token = fresh(TokenKind::Agent)?;
+        let (agent_type, kind) = match request.kind {
+            AgentTokenUse::Static => (model::AgentType::Static, model::TokenKind::Static),
+            AgentTokenUse::Ephemeral => (model::AgentType::Ephemeral, model::TokenKind::Static),
+            AgentTokenUse::Bootstrap => (model::AgentType::Static, model::TokenKind::Bootstrap),
+        };
         let new = model::NewAgentToken {
             token_hash: token.hash(),
             token_prefix: token.display_prefix().to_owned(),
             label: request.note.clone(),
             labels: scope,
             mandatory_labels: (!mandatory.is_empty()).then_some(mandatory),
-            agent_type: model::AgentType::Static,
-            kind: model::TokenKind::Static,
-            bound_agent_id: None,
+            agent_type,
+            kind,
+            bound_agent_id: request.agent_id.clone(),
             created_by: caller.actor.to_string(),
-            expires_at: self.tokens.expiry(request.expires_in_s)?,
+            expires_at: self.tokens.expiry(seconds)?,
         };
         let stored = self.tokens.store.agent_token_create(new).await.map_err(fault::store)?;
         Ok(TokenCreated {
@@ -215,6 +248,9 @@ impl AgentTokens for AgentTokenBook {
                 labels: token.labels,
                 mandatory_labels: token.mandatory_labels.unwrap_or_default(),
                 agent_type: token.agent_type.as_str().to_owned(),
+                kind: token.kind.as_str().to_owned(),
+                agent_id: token.bound_agent_id,
+                consumed_at: token.consumed_at,
                 note: token.label,
                 created_by: token.created_by,
                 created_at: token.created_at,
@@ -230,9 +266,31 @@ impl AgentTokens for AgentTokenBook {
         let sessions = self.dispatcher.agents().iter().filter(|agent| agent.token_id == Some(id)).count();
         let sessions_closed = u32::try_from(sessions).unwrap_or(u32::MAX);
         if !self.tokens.store.agent_token_revoke(id).await.map_err(fault::store)? {
-            return Err(Problem::not_found(format!("agent token {id}, or it is revoked already: it")));
+            return Err(Problem::not_found(format!("an open agent token {id}")));
         }
         self.dispatcher.close_token(id);
         Ok(TokenRevoked { revoked: true, sessions_closed, peers_notified: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passing_tokens_are_for_one_agent_and_end_by_themselves() {
+        let agent = kici_engine::ids::AgentId::new("a1").ok();
+        let life = |kind, agent_id: &Option<_>, expires_in_s| {
+            life(&CreateAgentToken { kind, agent_id: agent_id.clone(), expires_in_s, ..Default::default() })
+                .map_err(|problem| problem.errors[0].field.clone())
+        };
+        use AgentTokenUse::{Bootstrap, Ephemeral, Static};
+        assert_eq!(life(Static, &None, None), Ok(None));
+        assert_eq!(life(Static, &agent, None), Err("agent_id".to_owned()));
+        assert_eq!(life(Ephemeral, &None, None), Err("agent_id".to_owned()));
+        assert_eq!(life(Ephemeral, &agent, None), Ok(Some(3600)));
+        assert_eq!(life(Ephemeral, &agent, Some(7200)), Ok(Some(7200)));
+        assert_eq!(life(Bootstrap, &agent, None), Ok(Some(600)));
+        assert_eq!(life(Bootstrap, &agent, Some(601)), Err("expires_in_s".to_owned()));
     }
 }

@@ -202,6 +202,36 @@ pub const KEYS: &[Key] = &[
         "A job that no known agent could ever run fails after this; 0 lets it wait.",
     ),
     key(
+        "roster.grace_ms",
+        Kind::Number(120_000, MS_MAX),
+        Some("300000"),
+        "A connected host that was silent for longer counts as out of contact; signs of life are written once a minute.",
+    ),
+    key(
+        "roster.ttl_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("1800000"),
+        "Ephemeral hosts that are gone stay known for this long; static ones until they are removed.",
+    ),
+    alias(
+        key(
+            "roster.reboot_deadline_ms",
+            Kind::Number(1000, 86_400_000),
+            Some("900000"),
+            "How long a host that announced a restart is kept from work, unless it says otherwise.",
+        ),
+        &["KICI_HOST_REBOOT_DEADLINE_MS"],
+    ),
+    alias(
+        key(
+            "roster.max_fanout_hosts",
+            Kind::Number(1, 4096),
+            Some("1024"),
+            "Most hosts that one `runs_on_all` job goes to; a job that means more fails.",
+        ),
+        &["KICI_MAX_FANOUT_HOSTS"],
+    ),
+    key(
         "stale.job_heartbeat_ms",
         Kind::Number(1000, MS_MAX),
         Some("60000"),
@@ -251,6 +281,7 @@ pub fn is_foreign_variable(name: &str) -> bool {
         "KICI_JOBS",
         "KICI_SOCK",
         "KICI_CHECK_MODE",
+        "KICI_FANOUT_HOST",
         "KICI_FANOUT_INDEX",
         "KICI_FANOUT_TOTAL",
     ];

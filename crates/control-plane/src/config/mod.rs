@@ -39,6 +39,8 @@ pub struct Config {
     pub workflow_cache_entries: usize,
     /// `agent.*`, `queue.*` and `stale.*`.
     pub dispatch: DispatchKeys,
+    /// `roster.*`.
+    pub roster: RosterKeys,
     /// `log.level`.
     pub log_level: String,
     /// `log.format`.
@@ -103,6 +105,19 @@ pub struct DispatchKeys {
     pub stale_multiplier: u32,
 }
 
+/// `roster.*`: what is known of hosts, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct RosterKeys {
+    /// `roster.grace_ms`.
+    pub grace: Duration,
+    /// `roster.ttl_ms`.
+    pub ttl: Duration,
+    /// `roster.reboot_deadline_ms`.
+    pub reboot_deadline: Duration,
+    /// `roster.max_fanout_hosts`.
+    pub max_fanout_hosts: usize,
+}
+
 /// All that is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
 #[error("{} in the configuration:\n{}", plural(.problems.len()), .problems.join("\n"))]
@@ -158,6 +173,12 @@ impl Config {
                 unroutable_grace: limit(values.number("queue.unroutable_grace_ms")),
                 job_heartbeat: values.millis("stale.job_heartbeat_ms"),
                 stale_multiplier: values.small("stale.threshold_multiplier"),
+            },
+            roster: RosterKeys {
+                grace: values.millis("roster.grace_ms"),
+                ttl: values.millis("roster.ttl_ms"),
+                reboot_deadline: values.millis("roster.reboot_deadline_ms"),
+                max_fanout_hosts: values.size("roster.max_fanout_hosts"),
             },
             log_level: values.text("log.level"),
             log_format: values.text("log.format"),

@@ -87,6 +87,15 @@ pub struct Admitted {
     pub max_concurrency: u32,
 }
 
+impl Admitted {
+    /// Gives it the host name that an operator declared, whatever the agent says of itself.
+    pub fn rename_host(&mut self, hostname: &str) {
+        self.facts.labels.retain(|label| !label.as_str().starts_with("kici:host:"));
+        self.facts.labels.extend(host_label(hostname));
+        self.hostname = Some(hostname.to_owned());
+    }
+}
+
 /// Judges a `Register`. `token` is none with authentication off.
 ///
 /// # Errors
@@ -253,6 +262,14 @@ mod tests {
         let admitted = admit(&wire, Some(&token(Some(&["gpu"])))).unwrap();
         let expected = ["gpu", "kici:arch:amd64", "kici:arch:x64", "kici:host:box-7", "kici:os:linux"];
         assert_eq!(labels(&admitted), expected);
+    }
+
+    #[test]
+    fn a_declared_host_name_stands_above_what_the_agent_says() {
+        let mut admitted = admit(&register(&["kici:host:production"]), None).unwrap();
+        admitted.rename_host("Db-1");
+        assert_eq!(labels(&admitted), ["kici:arch:amd64", "kici:arch:x64", "kici:host:db-1", "kici:os:linux"]);
+        assert_eq!(admitted.hostname.as_deref(), Some("Db-1"));
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub struct LostJob {
     pub started: bool,
     /// The run is being cancelled.
     pub cancelling: bool,
+    /// It asked for a restart of its host, which is pending.
+    pub rebooted: bool,
 }
 
 /// What to do with it.
@@ -26,12 +28,15 @@ pub enum Triage {
     Fail(FailureReason),
     /// It is cancelled.
     Cancel,
+    /// It did what it was for: its host restarts.
+    Succeed,
 }
 
 /// The decision at the disconnect.
 pub fn triage(job: LostJob) -> Triage {
     match job {
         LostJob { cancelling: true, .. } => Triage::Cancel,
+        LostJob { rebooted: true, started: true, .. } => Triage::Succeed,
         LostJob { started: false, scaler_managed: true, .. } => Triage::Requeue,
         LostJob { started: false, acked: false, .. } => Triage::Requeue,
         LostJob { started: true, scaler_managed: true, .. } => Triage::Fail(FailureReason::AgentLost),
@@ -43,6 +48,7 @@ pub fn triage(job: LostJob) -> Triage {
 pub fn recovery_expired(job: LostJob) -> Triage {
     match job {
         LostJob { cancelling: true, .. } => Triage::Cancel,
+        LostJob { rebooted: true, started: true, .. } => Triage::Succeed,
         LostJob { started: false, .. } => Triage::Requeue,
         _ => Triage::Fail(FailureReason::AgentLost),
     }
@@ -52,6 +58,7 @@ pub fn recovery_expired(job: LostJob) -> Triage {
 pub fn forgotten(job: LostJob) -> Triage {
     match job {
         LostJob { cancelling: true, .. } => Triage::Cancel,
+        LostJob { rebooted: true, started: true, .. } => Triage::Succeed,
         LostJob { started: false, .. } => Triage::Requeue,
         _ => Triage::Fail(FailureReason::AgentForgotJob),
     }
@@ -61,14 +68,16 @@ pub fn forgotten(job: LostJob) -> Triage {
 mod tests {
     use super::*;
 
-    const JOB: LostJob = LostJob { scaler_managed: false, acked: false, started: false, cancelling: false };
+    const JOB: LostJob =
+        LostJob { scaler_managed: false, acked: false, started: false, cancelling: false, rebooted: false };
 
     fn all() -> impl Iterator<Item = LostJob> {
-        (0u8..16).map(|bits| LostJob {
+        (0u8..32).map(|bits| LostJob {
             scaler_managed: bits & 1 != 0,
             acked: bits & 2 != 0 || bits & 4 != 0,
             started: bits & 4 != 0,
             cancelling: bits & 8 != 0,
+            rebooted: bits & 16 != 0,
         })
     }
 
@@ -83,6 +92,11 @@ mod tests {
         assert_eq!(triage(acked), Triage::Recover);
         assert_eq!(triage(started), Triage::Recover);
         assert_eq!(triage(LostJob { cancelling: true, ..started }), Triage::Cancel);
+        let asked = LostJob { rebooted: true, ..started };
+        for decide in [triage, recovery_expired, forgotten] {
+            assert_eq!(decide(asked), Triage::Succeed);
+            assert_ne!(decide(LostJob { started: false, ..asked }), Triage::Succeed, "it cannot have asked");
+        }
         assert_eq!(recovery_expired(acked), Triage::Requeue);
         assert_eq!(recovery_expired(started), Triage::Fail(FailureReason::AgentLost));
     }

@@ -22,6 +22,8 @@ pub(crate) struct Wanted {
     pub digest: String,
     pub selector: std::sync::Arc<CompiledSelector>,
     pub requires_machine_id: Option<String>,
+    /// Only this agent.
+    pub pinned: Option<AgentId>,
     pub waiting: u64,
 }
 
@@ -58,8 +60,10 @@ impl Inner {
         sets.min_by_key(|set| set.len())
     }
 
+    /// The one check whether an agent may have a job: every way to give one out goes through it.
     fn fits(entry: &Entry, wanted: &Wanted) -> bool {
-        eligible(&wanted.selector, wanted.requires_machine_id.as_deref(), &entry.identity.facts).is_ok()
+        wanted.pinned.as_ref().is_none_or(|pinned| *pinned == entry.identity.agent_id)
+            && eligible(&wanted.selector, wanted.requires_machine_id.as_deref(), &entry.identity.facts).is_ok()
     }
 
     fn remember_grace(&mut self, job: JobRef, agent: AgentId, now: Instant) {
@@ -87,6 +91,9 @@ impl Registry {
         for want in wanted {
             let mut open = want.waiting.min(batch);
             let free: Vec<AgentId> = match inner.candidates(want) {
+                _ if want.pinned.is_some() => {
+                    want.pinned.iter().filter(|id| inner.free.contains(*id)).cloned().collect()
+                }
                 Some(set) if set.len() < inner.free.len() => set.intersection(&inner.free).cloned().collect(),
                 Some(set) => inner.free.iter().filter(|id| set.contains(*id)).cloned().collect(),
                 None => inner.free.iter().cloned().collect(),
@@ -139,6 +146,9 @@ impl Registry {
     /// True when some connected agent could run it if it had a slot.
     pub fn routable(&self, wanted: &Wanted) -> bool {
         let inner = self.lock();
+        if let Some(pinned) = &wanted.pinned {
+            return inner.agents.get(pinned).is_some_and(|entry| Inner::fits(entry, wanted));
+        }
         match inner.candidates(wanted) {
             Some(set) => set.iter().filter_map(|id| inner.agents.get(id)).any(|entry| Inner::fits(entry, wanted)),
             None => inner.agents.values().any(|entry| Inner::fits(entry, wanted)),
@@ -286,12 +296,16 @@ impl Registry {
         let over: Vec<AgentId> = inner
             .agents
             .iter()
-            .filter(|(_, entry)| entry.paused_until.is_some_and(|until| until <= now))
+            .filter(|(_, entry)| {
+                entry.paused_until.is_some_and(|until| until <= now)
+                    || entry.reboot.is_some_and(|reboot| reboot.until <= now)
+            })
             .map(|(id, _)| id.clone())
             .collect();
         for id in &over {
             if let Some(entry) = inner.agents.get_mut(id) {
-                entry.paused_until = None;
+                entry.paused_until = entry.paused_until.filter(|until| *until > now);
+                entry.reboot = entry.reboot.filter(|reboot| reboot.until > now);
             }
             inner.refresh(id, now);
         }

@@ -309,3 +309,29 @@ async fn an_older_epoch_is_refused_as_stale_and_is_no_violation() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_unanswered_offers_in_a_row_drain_an_agent_until_an_operator_lets_it_work() {
+    each_with(
+        |config| {
+            config.ack_timeout = Duration::from_millis(250);
+            config.max_attempts = 100;
+        },
+        async |world| {
+            let (_, jobs) = world.create(&[job("build")]).await;
+            for _ in 0..3 {
+                let mut silent = Agent::connect(&world, "a1").await;
+                silent.offer().await;
+                assert_eq!(silent.goodbye().await, "DISPATCH_ACK_TIMEOUT");
+            }
+            let mut silent = Agent::connect(&world, "a1").await;
+            assert!(silent.quiet().await);
+            let why = world.dispatcher.explain(jobs[0]).await.unwrap().agents[0].obstacle.clone().unwrap();
+            assert_eq!(why, "it drains: it left 3 offers in a row unanswered");
+            world.dispatcher.drain_agent(&silent.agent_id(), false).await.unwrap();
+            assert!(matches!(silent.next().await, Down::AgentDrain(AgentDrain { drain: false })));
+            silent.work().await;
+        },
+    )
+    .await;
+}

@@ -1,7 +1,9 @@
 //! Sessions of agents against a dispatcher over a real store: the acceptance list of dispatch, by number.
 
 mod ending;
+mod fanout;
 mod handover;
+mod reboot;
 mod registration;
 mod support;
 

@@ -6,7 +6,7 @@ use kici_engine::state::QueueStatus;
 use kici_protocol::agent::agent_frame::Frame as Up;
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
 use kici_protocol::agent::*;
-use kici_store::model::{AgentType, NewAgentToken, TokenKind};
+use kici_store::model::{AgentType, DeclaredHost, HostRemoved, NewAgentToken, TokenKind};
 use sha2::{Digest, Sha256};
 
 pub async fn new_token(world: &World, change: impl FnOnce(&mut NewAgentToken)) -> String {
@@ -125,6 +125,93 @@ async fn acceptance_16_a_gated_agent_takes_only_jobs_that_name_its_label() {
             assert_eq!((row.status, row.dispatch_epoch), (QueueStatus::Pending, 0));
             let why = world.wait(async || world.job(plain[0]).await.routing_reason).await;
             assert!(why.contains("gpu"), "{why}");
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_declared_host_name_decides_the_label_and_keeps_others_off() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            let declared = DeclaredHost {
+                agent_id: instance("a1"),
+                hostname: Some("db-1".into()),
+                labels: None,
+                properties: Default::default(),
+                by: "test".into(),
+            };
+            assert!(world.dispatcher.declare_host(declared).await.unwrap().1);
+            let (mine, other) = (new_token(&world, |_| {}).await, new_token(&world, |_| {}).await);
+            let thief = Register { hostname: "DB-1".into(), ..register("a2", &[]) };
+            assert_eq!(Agent::with(&world, thief, &other).await.err().as_deref(), Some("UNAUTHORIZED"));
+            let agent = Agent::with(&world, register("a1", &[]), &mine).await.unwrap();
+            assert!(agent.ack.labels.contains(&"kici:host:db-1".to_owned()), "{:?}", agent.ack.labels);
+            assert!(!agent.ack.labels.iter().any(|label| label == "kici:host:host-a1"));
+            let row = world
+                .wait(async || world.store.roster_get(instance("a1")).await.unwrap().filter(|h| h.initialized()))
+                .await;
+            assert_eq!(world.dispatcher.host_status(&row), kici_engine::hosts::HostStatus::Ready);
+            assert_eq!(world.dispatcher.remove_host(&instance("a1")).await.unwrap(), HostRemoved::Connected);
+            agent.drop_connection();
+            world
+                .wait(async || {
+                    let removed = world.dispatcher.remove_host(&instance("a1")).await.unwrap();
+                    (removed == HostRemoved::Removed).then_some(())
+                })
+                .await;
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_15_a_revocation_whose_wake_up_is_lost_takes_effect_with_the_next_sweep() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            // A dispatcher that follows no wake-ups.
+            let deaf = world.unstarted().await;
+            let token = new_token(&deaf, |_| {}).await;
+            let mut agent = Agent::with(&deaf, register("a1", &["default"]), &token).await.unwrap();
+            let id = deaf.store.agent_token_list().await.unwrap()[0].id;
+            assert!(deaf.store.agent_token_revoke(id).await.unwrap());
+            assert!(!deaf.store.agent_token_revoke(id).await.unwrap(), "revoked twice");
+            assert!(agent.quiet().await);
+            assert_eq!(deaf.sweep("dispatch_tokens").await, 1);
+            assert_eq!(agent.goodbye().await, "AUTH_REVOKED");
+            deaf.dispatcher.stop().await;
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_ephemeral_token_refuses_newcomers_and_ends_its_session_once_that_is_idle() {
+    each_with(
+        |config| config.auth = AgentAuth::Token,
+        async |world| {
+            let expires = world.clock.now().plus(std::time::Duration::from_millis(300));
+            let token = new_token(&world, |token| {
+                token.agent_type = AgentType::Ephemeral;
+                token.bound_agent_id = Some(instance("a1"));
+                token.expires_at = Some(expires);
+            })
+            .await;
+            let mut agent = Agent::with(&world, register("a1", &["default"]), &token).await.unwrap();
+            world.create(&[job("build")]).await;
+            let build = agent.offer().await.job.unwrap();
+            assert!(agent.begin(&build).await);
+            world.wait(async || (world.clock.now() > expires).then_some(())).await;
+            world.sweep("dispatch_tokens").await;
+            assert!(agent.quiet().await, "a running job is never cut");
+            assert!(Agent::with(&world, register("a1", &["default"]), &token).await.is_err());
+            let done = agent.update(&build, "success", "").await;
+            agent.settled(done).await;
+            world.wait(async || world.dispatcher.agents()[0].jobs.is_empty().then_some(())).await;
+            world.sweep("dispatch_tokens").await;
+            assert_eq!(agent.goodbye().await, "AUTH_FAILED");
         },
     )
     .await;

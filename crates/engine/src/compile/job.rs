@@ -7,7 +7,7 @@ use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
 use super::matrix::matrix_keys;
-use super::scope::{self, Inputs, JobNames};
+use super::scope::{self, Inputs, JobNames, NeedNames};
 use super::step::Around;
 use super::walk::{Fields, Walk};
 
@@ -36,13 +36,14 @@ fn raw<'n>(job: &'n Node, key: &str) -> Option<&'n Node> {
     entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
 }
 
-/// The outputs that a job declares.
-fn declared_outputs(jobs: &[Entry], name: &str) -> Vec<String> {
-    let outputs = jobs.iter().find(|entry| entry.key == name).and_then(|entry| raw(&entry.value, "outputs"));
-    match outputs.map(|node| &node.data) {
+/// What a job shows to those that need it.
+fn need_names(jobs: &[Entry], name: &str) -> NeedNames {
+    let Some(job) = jobs.iter().find(|entry| entry.key == name) else { return NeedNames::default() };
+    let outputs = match raw(&job.value, "outputs").map(|node| &node.data) {
         Some(Data::Map(entries)) => entries.iter().map(|entry| entry.key.clone()).collect(),
         _ => Vec::new(),
-    }
+    };
+    NeedNames { outputs, hosts: raw(&job.value, "runs_on_all").is_some() }
 }
 
 impl Walk<'_> {
@@ -63,14 +64,20 @@ impl Walk<'_> {
         let name = entry.key.as_str();
         let names = JobNames {
             matrix: matrix_keys(fields.get("matrix").map(|entry| &entry.value)),
-            needs: needs.iter().map(|need| (need.job.clone(), declared_outputs(place.jobs, &need.job))).collect(),
+            hosts: fields.get("runs_on_all").is_some(),
+            needs: needs.iter().map(|need| (need.job.clone(), need_names(place.jobs, &need.job))).collect(),
         };
         let around = Around { place, names: &names, job: name };
         let matrix = fields.get("matrix").and_then(|entry| {
             let scope = scope::workflow("matrix", place.inputs);
             self.within("matrix", |walk| walk.matrix(&entry.value, &scope))
         });
-        let runs_on = self.runs_on(entry, fields, &around);
+        let hosts = self.hosts(entry, fields);
+        let runs_on = if fields.get("runs_on_all").is_some() {
+            Some(Selector::default())
+        } else {
+            self.runs_on(entry, fields, &around)
+        };
         let (steps, ids) = self.job_steps(entry, fields, &around);
         let (max_parallel, fail_fast) = self.fan_out(fields, name);
         let mut env = place.defaults.env.clone();
@@ -92,6 +99,9 @@ impl Walk<'_> {
             source: SourceRef { file: self.file.to_owned(), line: entry.span.start.line },
             needs,
             matrix,
+            runs_on_all: hosts.selector,
+            on_unreachable: hosts.on_unreachable,
+            include_uninitialized: hosts.include_uninitialized,
             max_parallel,
             fail_fast,
             condition: fields.get("if").and_then(|entry| {
@@ -129,7 +139,7 @@ impl Walk<'_> {
         }
         // A misspelt or refused key says enough.
         let said = matches!(&job.value.data, Data::Map(entries) if entries.iter().any(|entry| {
-            matches!(entry.key.as_str(), "runs_on_all" | "invoke") || keys::JOB.suggest(&entry.key) == Some("runs_on")
+            entry.key == "invoke" || keys::JOB.suggest(&entry.key) == Some("runs_on")
         }));
         if !said && !defaults.broken_runs_on {
             self.fault("K0101", job.span, format!("job `{}` has no `runs_on`", job.key))
@@ -170,20 +180,20 @@ impl Walk<'_> {
         }
     }
 
-    /// `max_parallel` and `fail_fast`, which only a matrix gives a meaning.
+    /// `max_parallel` and `fail_fast`, which only a matrix or hosts give a meaning.
     fn fan_out(&mut self, fields: Fields<'_>, job: &str) -> (Option<u32>, bool) {
-        let fans = fields.get("matrix").is_some();
+        let fans = fields.get("matrix").is_some() || fields.get("runs_on_all").is_some();
         for key in ["max_parallel", "fail_fast"] {
             if let Some(entry) = fields.get(key).filter(|_| !fans) {
-                let message = format!("`{key}` in job `{job}` has no effect without `matrix`");
+                let message = format!("`{key}` in job `{job}` has no effect without `matrix` or `runs_on_all`");
                 self.within(key, |walk| {
-                    walk.fault("K0104", entry.span, message).help("remove it, or add a `matrix`");
+                    walk.fault("K0104", entry.span, message).help("remove it, or add one of them");
                 });
             }
         }
         let max_parallel = fields
             .get("max_parallel")
-            .and_then(|entry| self.within("max_parallel", |walk| walk.int(&entry.value, 1, 256)))
+            .and_then(|entry| self.within("max_parallel", |walk| walk.int(&entry.value, 1, 4096)))
             .and_then(|limit| u32::try_from(limit).ok());
         let fail_fast =
             fields.get("fail_fast").and_then(|entry| self.within("fail_fast", |walk| walk.bool(&entry.value)));

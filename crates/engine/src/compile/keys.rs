@@ -59,13 +59,16 @@ pub(crate) const JOB: KeySet = KeySet {
         "fail_fast",
         "grace_period",
         "if",
+        "include_uninitialized",
         "matrix",
         "max_parallel",
         "name",
         "needs",
+        "on_unreachable",
         "outputs",
         "run",
         "runs_on",
+        "runs_on_all",
         "steps",
         "timeout",
     ],
@@ -80,21 +83,20 @@ pub(crate) const JOB: KeySet = KeySet {
         "git_credentials",
         "hooks",
         "id_token",
-        "include_uninitialized",
         "init",
         "invoke",
-        "on_unreachable",
         "provenance",
         "resources",
         "retry",
         "rules",
-        "runs_on_all",
         "secrets",
         "services",
     ],
 };
 pub(crate) const NEED: KeySet = KeySet { accepted: &["job", "when"], planned: &["group"] };
 pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels"], planned: &["pick"] };
+pub(crate) const RUNS_ON_ALL: KeySet = KeySet { accepted: &["exclude", "include"], planned: &[] };
+pub(crate) const HOST_GROUP: KeySet = KeySet { accepted: &["all"], planned: &[] };
 pub(crate) const CHECKOUT: KeySet =
     KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
 pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
@@ -216,6 +218,8 @@ mod tests {
             JOB,
             NEED,
             RUNS_ON,
+            RUNS_ON_ALL,
+            HOST_GROUP,
             CHECKOUT,
             SHELL,
             STEP,

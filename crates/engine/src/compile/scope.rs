@@ -61,8 +61,35 @@ pub(super) fn workflow(key: &str, inputs: &Inputs) -> Scope {
 pub(super) struct JobNames {
     /// The keys of its matrix; none where an expression yields them.
     pub(super) matrix: Option<Vec<String>>,
-    /// The jobs it needs with the outputs they declare.
-    pub(super) needs: BTreeMap<String, Vec<String>>,
+    /// It runs on hosts.
+    pub(super) hosts: bool,
+    /// The jobs it needs.
+    pub(super) needs: BTreeMap<String, NeedNames>,
+}
+
+/// What a needed job shows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NeedNames {
+    /// The outputs it declares.
+    pub(super) outputs: Vec<String>,
+    /// It runs on hosts.
+    pub(super) hosts: bool,
+}
+
+impl NeedNames {
+    fn shape(&self) -> Shape {
+        let mut fields =
+            BTreeMap::from([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), leaves(&self.outputs))]);
+        if self.hosts {
+            let mut summary = BTreeMap::from([("total".to_owned(), Shape::Leaf)]);
+            for list in ["succeeded_hosts", "failed_hosts", "skipped_hosts", "cancelled_hosts"] {
+                summary.insert(list.to_owned(), Shape::Open);
+            }
+            fields.insert("by_host".to_owned(), Shape::Open);
+            fields.insert("summary".to_owned(), Shape::Fields(summary));
+        }
+        Shape::Fields(fields)
+    }
 }
 
 /// For keys that are rendered when the run is planned: the needs have no results yet.
@@ -70,16 +97,16 @@ pub(super) fn planned_job(key: &str, inputs: &Inputs, names: &JobNames) -> Scope
     let mut scope = workflow(key, inputs);
     let matrix = names.matrix.as_ref().map_or(Shape::Open, leaves);
     scope.variables.insert("matrix", matrix);
+    if names.hosts {
+        scope.variables.insert("fanout", leaves(["host", "index", "total", "first", "last"]));
+    }
     scope
 }
 
 /// For keys that are rendered when the needs of the job are met.
 pub(super) fn ready_job(key: &str, inputs: &Inputs, names: &JobNames) -> Scope {
     let mut scope = planned_job(key, inputs, names);
-    let need = |outputs: &Vec<String>| {
-        Shape::Fields(BTreeMap::from([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), leaves(outputs))]))
-    };
-    let needs = names.needs.iter().map(|(name, outputs)| (name.clone(), need(outputs))).collect();
+    let needs = names.needs.iter().map(|(name, need)| (name.clone(), need.shape())).collect();
     scope.variables.insert("needs", Shape::Fields(needs));
     scope
 }

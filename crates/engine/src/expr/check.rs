@@ -60,8 +60,9 @@ pub enum FindingKind {
 /// Variables that only the agent has.
 const AGENT_VARIABLES: [&str; 4] = ["agent", "env", "steps", "job"];
 /// Every variable of the language.
-const VARIABLES: [&str; 14] = [
-    "event", "repo", "ref", "sha", "branch", "inputs", "vars", "matrix", "needs", "run", "agent", "env", "steps", "job",
+const VARIABLES: [&str; 15] = [
+    "event", "repo", "ref", "sha", "branch", "inputs", "vars", "matrix", "fanout", "needs", "run", "agent", "env",
+    "steps", "job",
 ];
 /// Variables of another system and where the same things are here.
 const FOREIGN: [(&str, &str); 4] =

@@ -7,22 +7,41 @@ use serde_json::Value as Json;
 use super::context::{agent_wants_payload, context, rendered};
 use super::{Activation, JobRef, Scope};
 use crate::expr::{self, Context, Functions};
+use crate::hosts::{Fanout, Host, OnUnreachable, Reach, pinned_selector, reach};
 use crate::jobspec::JobSpec;
-use crate::labels::{CanonicalLabel, CompiledSelector};
+use crate::labels::{CanonicalLabel, CompiledSelector, LabelSet};
 use crate::lock::{Job, Matcher, Selector, Stage, Value, Workflow};
 use crate::state::FailureReason;
 
-/// Decides what a job does whose needs are met: its condition, then its labels, then its environment. A job that the workflow
-/// does not have fails with a message.
-pub fn activate(scope: Scope<'_>, job: JobRef<'_>) -> Activation {
+/// Decides what a job does whose needs are met: its condition, its host, then its labels, then its environment. A job that the
+/// workflow does not have fails with a message. `host` is the host of a job that is pinned to one; none when it is not known
+/// any more.
+pub fn activate(scope: Scope<'_>, job: JobRef<'_>, host: Option<&Host>) -> Activation {
     match scope.workflow.jobs.get(job.job_index) {
-        Some(definition) => decide(scope.workflow, definition, &context(scope, job.matrix, job.needs)),
+        Some(definition) => {
+            let place = job.fanout.map(|fanout| Place { fanout, host });
+            decide(scope.workflow, definition, &context_of(scope, job), place)
+        }
         None => Activation::Fail { reason: FailureReason::ExprError, message: no_such_job(job) },
     }
 }
 
+/// Where a job of a fan-out runs.
+pub(super) struct Place<'a> {
+    fanout: &'a Fanout,
+    host: Option<&'a Host>,
+}
+
+fn context_of(scope: Scope<'_>, job: JobRef<'_>) -> Context {
+    let mut context = context(scope, job.matrix, job.needs);
+    if let Some(fanout) = job.fanout {
+        context.set("fanout", fanout.context());
+    }
+    context
+}
+
 /// The same with a context that is made already: it may hold a large payload.
-pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context) -> Activation {
+pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context, place: Option<Place<'_>>) -> Activation {
     let fail = |message: String| Activation::Fail { reason: FailureReason::ExprError, message };
     if let Some(condition) = &job.condition {
         match expr::eval_bool(condition, context, &Functions::default()) {
@@ -31,14 +50,39 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context) -> Activ
             Err(error) => return fail(format!("if: {error}")),
         }
     }
-    let selector = match render_selector(&job.runs_on, context) {
+    if let Some(verdict) = place.as_ref().and_then(|place| absent(place, job.on_unreachable)) {
+        return verdict;
+    }
+    let labels = match (&job.runs_on_all, &place) {
+        (Some(all), Some(place)) => {
+            let unknown = LabelSet::new();
+            pinned_selector(all, place.host.map_or(&unknown, |host| &host.labels))
+        }
+        _ => job.runs_on.clone(),
+    };
+    let selector = match render_selector(&labels, context) {
         Ok(selector) => selector,
         Err(message) => return fail(format!("runs_on: {message}")),
     };
+    let pinned = place.map(|place| place.fanout.host.clone());
     // Rendered again when the job is offered; a fault shows here, before it waits for an agent.
     match environment(workflow, job, context) {
-        Ok(_) => Activation::Enqueue { selector },
+        Ok(_) => Activation::Enqueue { selector, pinned },
         Err(message) => fail(message),
+    }
+}
+
+/// What becomes of a job whose host cannot be reached, unless it waits.
+fn absent(place: &Place<'_>, policy: OnUnreachable) -> Option<Activation> {
+    let name = &place.fanout.host;
+    let state = place.host.map_or("not known any more".to_owned(), |host| host.status.to_string());
+    match reach(place.host.map(|host| (host.lifecycle, host.status)), policy) {
+        Reach::Run | Reach::Hold => None,
+        Reach::Skip => Some(Activation::Skip { reason: format!("host `{name}` is {state}") }),
+        Reach::Fail => Some(Activation::Fail {
+            reason: FailureReason::HostUnreachable,
+            message: format!("host `{name}` is {state}, and `on_unreachable` is `fail`"),
+        }),
     }
 }
 
@@ -95,7 +139,7 @@ fn environment(workflow: &Workflow, job: &Job, context: &Context) -> Result<BTre
 /// A message for the job's row (reason `expr_error`) when a template cannot be rendered; [`activate`] finds the same before.
 pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
     let definition = scope.workflow.jobs.get(job.job_index).ok_or_else(|| no_such_job(job))?;
-    let mut context = context(scope, job.matrix, job.needs);
+    let mut context = context_of(scope, job);
     let env = environment(scope.workflow, definition, &context)?;
     if !agent_wants_payload(scope.workflow, definition)
         && let Some(Json::Object(event)) = context.get_mut("event")
@@ -109,6 +153,7 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
         variables: variables(scope, job.matrix),
         steps: definition.steps.clone(),
         outputs: definition.outputs.clone(),
+        fanout: job.fanout.cloned(),
         context: context.into_inner(),
     })
 }

@@ -3,7 +3,8 @@ use uuid::Uuid;
 
 use super::*;
 use crate::event::{EventKind, ForkState, Sender};
-use crate::labels::CompiledSelector;
+use crate::hosts::{HostStatus, Lifecycle};
+use crate::labels::{CanonicalLabel, CompiledSelector};
 use crate::lock::Matcher;
 
 fn event() -> Event {
@@ -66,7 +67,7 @@ fn run() -> RunInfo {
 }
 
 fn plan(workflow: &Workflow) -> RunPlan {
-    match plan_run(Scope { workflow, event: &event(), run: run() }).unwrap() {
+    match plan_run(Scope { workflow, event: &event(), run: run() }, &Fleet::default()).unwrap() {
         Planned::Run(plan) => plan,
         Planned::Declined { reason } => panic!("{reason}"),
     }
@@ -77,7 +78,7 @@ fn template(text: &str) -> serde_json::Value {
 }
 
 fn labels(activation: &Activation) -> Vec<String> {
-    let Activation::Enqueue { selector } = activation else { panic!("{activation:?}") };
+    let Activation::Enqueue { selector, .. } = activation else { panic!("{activation:?}") };
     CompiledSelector::compile(selector).unwrap().exact_labels().map(ToString::to_string).collect()
 }
 
@@ -113,7 +114,7 @@ fn a_plan_has_variants_edges_and_roots() {
 fn a_false_condition_declines_the_run_and_a_broken_one_is_an_error() {
     let decide = |condition: &str| {
         let ci = workflow(json!({"if": condition}), &[job("a", json!({}))]);
-        plan_run(Scope { workflow: &ci, event: &event(), run: run() })
+        plan_run(Scope { workflow: &ci, event: &event(), run: run() }, &Fleet::default())
     };
     assert!(matches!(decide("branch == 'main'"), Ok(Planned::Run(_))));
     let reason = "`if` is false: branch == 'dev'".to_owned();
@@ -179,7 +180,7 @@ fn a_run_has_at_most_a_thousand_jobs() {
         )
     };
     let ci = workflow(json!({}), &[wide("a"), wide("b"), wide("c"), wide("d")]);
-    let error = plan_run(Scope { workflow: &ci, event: &event(), run: run() }).unwrap_err();
+    let error = plan_run(Scope { workflow: &ci, event: &event(), run: run() }, &Fleet::default()).unwrap_err();
     assert!(matches!(error, PlanError::TooManyJobs { count: 1024, .. }));
 }
 
@@ -205,10 +206,10 @@ fn results_of_needed_jobs_decide_and_travel() {
     let scope = Scope { workflow: &ci, event: &event, run: run() };
     let matrix = BTreeMap::from([("rust-version".to_owned(), "1.95".to_owned())]);
     let outputs = BTreeMap::from([("pool".to_owned(), "A".to_owned())]);
-    let needs = Needs::from([("build".to_owned(), NeedResult { status: JobStatus::Success, outputs })]);
-    let deploy = |needs| JobRef { name: "deploy", job_index: 0, matrix: &matrix, needs };
+    let needs = Needs::from([("build".to_owned(), NeedResult { status: JobStatus::Success, outputs, hosts: None })]);
+    let deploy = |needs| JobRef { name: "deploy", job_index: 0, matrix: &matrix, fanout: None, needs };
 
-    let Activation::Enqueue { selector } = activate(scope, deploy(&needs)) else { panic!("it must run") };
+    let Activation::Enqueue { selector, .. } = activate(scope, deploy(&needs), None) else { panic!("it must run") };
     let exact = |value: &str| Matcher::Exact { value: value.into() };
     assert_eq!(selector.labels, [exact("linux"), exact("pool-a"), Matcher::Regex { source: "big.*".into() }]);
 
@@ -224,9 +225,9 @@ fn results_of_needed_jobs_decide_and_travel() {
 
     let mut failed = needs.clone();
     failed.get_mut("build").unwrap().status = JobStatus::Failed;
-    assert!(matches!(activate(scope, deploy(&failed)), Activation::Skip { .. }));
+    assert!(matches!(activate(scope, deploy(&failed), None), Activation::Skip { .. }));
     let stray = JobRef { job_index: 9, ..deploy(&needs) };
-    assert!(matches!(activate(scope, stray), Activation::Fail { .. }) && job_spec(scope, stray).is_err());
+    assert!(matches!(activate(scope, stray, None), Activation::Fail { .. }) && job_spec(scope, stray).is_err());
 }
 
 #[test]
@@ -259,8 +260,109 @@ fn the_payload_travels_only_where_it_is_read() {
         assert_eq!(wants_payload(&ci), wanted, "{job_keys}");
         let event = event();
         let (matrix, needs) = (BTreeMap::new(), Needs::new());
-        let this = JobRef { name: "a", job_index: 0, matrix: &matrix, needs: &needs };
+        let this = JobRef { name: "a", job_index: 0, matrix: &matrix, fanout: None, needs: &needs };
         let spec = job_spec(Scope { workflow: &ci, event: &event, run: run() }, this).unwrap();
         assert_eq!(spec.context["event"].get("payload").is_some(), shipped, "{job_keys}");
     }
+}
+
+fn host(id: &str, labels: &[&str], status: HostStatus) -> Host {
+    Host {
+        agent_id: AgentId::new(id).unwrap(),
+        labels: labels.iter().map(|text| CanonicalLabel::parse(text).unwrap()).collect(),
+        lifecycle: Lifecycle::Static,
+        status,
+        scaler_managed: false,
+        initialized: true,
+        properties: BTreeMap::new(),
+    }
+}
+
+fn rollout(extra: serde_json::Value) -> Workflow {
+    let mut keys = json!({
+        "runs_on": {"labels": []},
+        "runs_on_all": {"include": [[{"kind": "exact", "value": "web"}]]},
+        "display_name": {"static": "Roll out"},
+    });
+    for (key, value) in extra.as_object().unwrap() {
+        keys[key] = value.clone();
+    }
+    workflow(json!({}), &[job("deploy", keys)])
+}
+
+#[test]
+fn a_job_on_all_hosts_becomes_one_pinned_job_per_host_in_the_order_of_their_names() {
+    let ci = rollout(json!({}));
+    let hosts = ["web-2", "db-1", "web-1"].map(|id| host(id, &[id.split('-').next().unwrap()], HostStatus::Ready));
+    let fleet = Fleet { hosts: hosts.to_vec(), ..Fleet::default() };
+    let scope = Scope { workflow: &ci, event: &event(), run: run() };
+    let Ok(Planned::Run(plan)) = plan_run(scope, &fleet) else { panic!("it must run") };
+    let names: Vec<_> = plan.jobs.iter().map(|job| (job.name.as_str(), job.display_name.as_str())).collect();
+    assert_eq!(names, [("deploy (web-1)", "Roll out (web-1)"), ("deploy (web-2)", "Roll out (web-2)")]);
+    let fanout = plan.jobs[1].fanout.clone().unwrap();
+    assert_eq!((fanout.host.as_str(), fanout.index, fanout.total), ("web-2", 1, 2));
+    assert!(plan.jobs.iter().all(|job| job.start == Start::AfterNeeds), "judged when their turn comes");
+
+    let (matrix, needs) = (BTreeMap::new(), Needs::new());
+    let this = JobRef { name: "x", job_index: 0, matrix: &matrix, fanout: Some(&fanout), needs: &needs };
+    let Activation::Enqueue { selector, pinned } = activate(scope, this, Some(&hosts[0])) else {
+        panic!("it must run")
+    };
+    assert_eq!((selector.labels.len(), pinned), (1, Some(fanout.host.clone())));
+    let spec = job_spec(scope, this).unwrap();
+    assert_eq!(spec.fanout, Some(fanout));
+    let expected = json!({"host": "web-2", "index": 1, "total": 2, "first": false, "last": true});
+    assert_eq!(spec.context["fanout"], expected);
+}
+
+#[test]
+fn a_job_for_no_host_or_too_many_fails_with_what_to_do() {
+    let ci = rollout(json!({}));
+    let scope = Scope { workflow: &ci, event: &event(), run: run() };
+    let fault = |fleet: &Fleet| {
+        let Ok(Planned::Run(plan)) = plan_run(scope, fleet) else { panic!("the run goes on") };
+        assert_eq!((plan.jobs.len(), plan.jobs[0].name.as_str()), (1, "deploy"));
+        match plan.jobs[0].start.clone() {
+            Start::Now(Activation::Fail { reason: FailureReason::NoHosts, message }) => message,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(fault(&Fleet::default()).contains("none of the 0 known hosts"));
+    let hosts = vec![host("web-1", &["web"], HostStatus::Ready), host("web-2", &["web"], HostStatus::Ready)];
+    assert!(fault(&Fleet { hosts, max_hosts: 1 }).contains("roster.max_fanout_hosts"));
+}
+
+#[test]
+fn a_job_whose_host_is_away_waits_is_skipped_or_fails() {
+    let fanout = Fanout { host: AgentId::new("web-1").unwrap(), index: 0, total: 1 };
+    let (matrix, needs) = (BTreeMap::new(), Needs::new());
+    let away = host("web-1", &["other"], HostStatus::Unreachable);
+    let verdict = |policy: &str, host: Option<&Host>| {
+        let ci = rollout(json!({"on_unreachable": policy, "if": "fanout.first && fanout.total == 1"}));
+        let this = JobRef { name: "x", job_index: 0, matrix: &matrix, fanout: Some(&fanout), needs: &needs };
+        activate(Scope { workflow: &ci, event: &event(), run: run() }, this, host)
+    };
+    for host in [Some(&away), None] {
+        // Its labels drifted: it waits with those that it was chosen by.
+        assert_eq!(labels(&verdict("hold", host)), ["web"]);
+        assert!(matches!(verdict("skip", host), Activation::Skip { reason } if reason.contains("web-1")));
+        let failed = verdict("fail", host);
+        assert!(matches!(failed, Activation::Fail { reason: FailureReason::HostUnreachable, .. }), "{failed:?}");
+    }
+}
+
+#[test]
+fn results_by_host_reach_the_jobs_behind() {
+    let ids = ["a", "b", "c", "d"].map(|id| AgentId::new(id).unwrap());
+    let outputs = BTreeMap::from([("v".to_owned(), "1".to_owned())]);
+    let statuses = [JobStatus::Success, JobStatus::Unroutable, JobStatus::Skipped, JobStatus::Cancelled];
+    let hosts = HostResults::collect(ids.iter().zip(statuses).map(|(id, status)| (id, status, &outputs)));
+    let result = NeedResult { status: JobStatus::Failed, outputs: outputs.clone(), hosts };
+    let shown = serde_json::to_value(&result).unwrap();
+    assert_eq!(shown["by_host"]["a"]["v"], "1");
+    let expected = json!({"total": 4, "succeeded_hosts": ["a"], "failed_hosts": ["b"], "skipped_hosts": ["c"], "cancelled_hosts": ["d"]});
+    assert_eq!(shown["summary"], expected);
+    assert_eq!(serde_json::from_value::<NeedResult>(shown).unwrap(), result);
+    let plain = NeedResult { status: JobStatus::Success, outputs, hosts: None };
+    assert_eq!(serde_json::to_value(&plain).unwrap(), json!({"status": "success", "outputs": {"v": "1"}}));
 }

@@ -43,7 +43,13 @@ struct Queue;
 impl Activate for Queue {
     fn activate(&self, _: &ReadyJob) -> Activation {
         let selector = serde_json::from_value(json!({"labels": [{"kind": "exact", "value": "default"}]})).unwrap();
-        Activation::Enqueue(QueueEntry { selector, requires_machine_id: None, expires_at: None, priority: 0 })
+        Activation::Enqueue(QueueEntry {
+            selector,
+            requires_machine_id: None,
+            expires_at: None,
+            priority: 0,
+            pinned_agent_id: None,
+        })
     }
 }
 
@@ -67,7 +73,12 @@ impl World {
         let github = FakeGithub::start(clock.clone()).await.unwrap();
         let forges = Forges::new(reqwest::Client::new(), clock.clone(), Vec::new());
         let sources = SourceBook::new(Arc::new(Clear), Arc::new(AllForges(forges)));
-        let config = PlannerConfig { queue_timeout: None, cache_entries: 10, machine_id: "m".to_owned() };
+        let config = PlannerConfig {
+            queue_timeout: None,
+            cache_entries: 10,
+            machine_id: "m".to_owned(),
+            max_fanout_hosts: 1024,
+        };
         let planner = Planner::new(test.store.clone(), sources.clone(), clock.clone(), Arc::new(TestIds), config);
         let (sender, work) = mpsc::channel(100);
         let inbox = Inbox::new(test.store.clone(), sources.clone(), instance("node-1"), clock, 100, sender);

@@ -52,6 +52,7 @@ impl Agent {
             draining: self.draining,
             keep_running_when_fenced: self.config.keep_running_when_fenced,
             os_release: kici_sys::host::os_release(),
+            boot_id: kici_sys::host::boot_id().unwrap_or_default(),
         }
     }
 

@@ -68,6 +68,7 @@ const JOB_FACING: &[&str] = &[
     "KICI_JOBS",
     "KICI_SOCK",
     "KICI_CHECK_MODE",
+    "KICI_FANOUT_HOST",
     "KICI_FANOUT_INDEX",
     "KICI_FANOUT_TOTAL",
     "KICI_REQUIRE_PG",

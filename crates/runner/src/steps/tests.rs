@@ -68,6 +68,7 @@ fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
             job: "build".into(),
             env: BTreeMap::new(),
             variables: BTreeMap::new(),
+            fanout: None,
             steps,
             outputs: BTreeMap::new(),
             context: BTreeMap::new(),

@@ -230,6 +230,7 @@ pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
         job: "build".into(),
         env: BTreeMap::new(),
         variables: BTreeMap::new(),
+        fanout: None,
         steps,
         outputs: BTreeMap::new(),
         context: BTreeMap::new(),
@@ -290,6 +291,17 @@ impl AgentGateway for Service {
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(acks))))
+    }
+
+    async fn request_reboot(
+        &self,
+        _: Request<RequestRebootRequest>,
+    ) -> Result<Response<RequestRebootResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cancel_reboot(&self, _: Request<CancelRebootRequest>) -> Result<Response<CancelRebootResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
     }
 }
 

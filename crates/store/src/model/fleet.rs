@@ -1,7 +1,5 @@
 //! Agents, their tokens, operators' tokens, instances, leases, the access log and the outbox.
 
-use std::collections::BTreeMap;
-
 use kici_engine::ids::{AgentId, InstanceId, TokenId};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
@@ -139,68 +137,6 @@ pub struct AdminToken {
     pub expires_at: Option<Ts>,
     /// Revoked.
     pub revoked_at: Option<Ts>,
-}
-
-/// What an agent says of itself when it registers.
-#[derive(Clone, Debug)]
-pub struct RosterEntry {
-    /// The agent.
-    pub agent_id: AgentId,
-    /// The token it used; none with authentication off.
-    pub token_id: Option<TokenId>,
-    /// How long it lives.
-    pub lifecycle: AgentType,
-    /// Started by a scaler.
-    pub scaler_managed: bool,
-    /// Canonical labels.
-    pub labels: Vec<String>,
-    /// Its host.
-    pub hostname: Option<String>,
-    /// Operating system.
-    pub platform: Option<String>,
-    /// Processor.
-    pub arch: Option<String>,
-    /// Version of the agent.
-    pub version: Option<String>,
-    /// Identity of the machine.
-    pub machine_id: Option<String>,
-    /// Properties; merged into those stored.
-    pub properties: BTreeMap<String, Json>,
-}
-
-/// A stored host.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RosterHost {
-    /// The agent.
-    pub agent_id: AgentId,
-    /// The token it last used.
-    pub token_id: Option<TokenId>,
-    /// How long it lives.
-    pub lifecycle: AgentType,
-    /// Started by a scaler.
-    pub scaler_managed: bool,
-    /// Canonical labels.
-    pub labels: Vec<String>,
-    /// Its host.
-    pub hostname: Option<String>,
-    /// Operating system.
-    pub platform: Option<String>,
-    /// Processor.
-    pub arch: Option<String>,
-    /// Version of the agent.
-    pub version: Option<String>,
-    /// Identity of the machine.
-    pub machine_id: Option<String>,
-    /// The instance it is connected to.
-    pub connected_instance_id: Option<InstanceId>,
-    /// Last sign of life.
-    pub last_seen: Option<Ts>,
-    /// Properties.
-    pub properties: BTreeMap<String, Json>,
-    /// First seen.
-    pub created_at: Ts,
-    /// Last change.
-    pub updated_at: Ts,
 }
 
 /// An orchestrator process.

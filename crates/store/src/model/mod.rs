@@ -4,12 +4,14 @@ mod fleet;
 mod intake;
 mod new_run;
 mod queue;
+mod roster;
 mod runs;
 
 pub use fleet::*;
 pub use intake::*;
 pub use new_run::*;
 pub use queue::*;
+pub use roster::*;
 pub use runs::*;
 
 use kici_engine::ids::{JobId, RunId};

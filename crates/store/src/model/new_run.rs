@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kici_engine::event::Event;
-use kici_engine::ids::{DeliveryRowId, JobId, RunId, SourceId};
+use kici_engine::hosts::Fanout;
+use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, SourceId};
 use kici_engine::lock::Selector;
 use kici_engine::state::{FailureReason, JobStatus, RunStatus};
 use kici_engine::time::Ts;
@@ -74,6 +75,8 @@ pub struct NewJob {
     pub variant_label: Option<String>,
     /// Matrix values.
     pub matrix: Option<BTreeMap<String, String>>,
+    /// Its place in a fan-out over hosts.
+    pub fanout: Option<Fanout>,
     /// For people.
     pub display_name: String,
     /// How many variants of `base_name` may run at once.
@@ -123,6 +126,8 @@ pub struct QueueEntry {
     pub expires_at: Option<Ts>,
     /// Higher goes first; default 0.
     pub priority: i16,
+    /// Only this agent may take it.
+    pub pinned_agent_id: Option<AgentId>,
 }
 
 /// An edge between jobs of a [`NewRun`].

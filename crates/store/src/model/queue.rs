@@ -12,12 +12,14 @@ use super::{Effects, Job, JobRef, NeedResult, Run};
 /// A distinct selector of rows that wait. Matching is done in memory once per selector, not once per row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PendingSelector {
-    /// Names it in [`ClaimRequest`]; equal exactly when selector and machine are.
+    /// Names it in [`ClaimRequest`]; equal exactly when selector, machine and pin are.
     pub digest: String,
     /// Which agents may take its rows.
     pub selector: Selector,
     /// Only agents on this machine.
     pub requires_machine_id: Option<String>,
+    /// Only this agent.
+    pub pinned_agent_id: Option<AgentId>,
     /// Rows that wait.
     pub waiting: u64,
 }

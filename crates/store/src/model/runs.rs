@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kici_engine::event::Event;
+use kici_engine::hosts::Fanout;
 use kici_engine::ids::{AgentId, DeliveryRowId, InstanceId, JobId, RunId, SourceId};
+use kici_engine::plan::HostResults;
 use kici_engine::state::{FailureClass, FailureReason, JobStatus, RunStatus, StepStatus};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
 
-use super::{JobRef, NewRun, QueueEntry, words};
+use super::{JobRef, NewRun, QueueEntry, RosterHost, words};
 
 words! {
     /// Where the log of a step is.
@@ -145,6 +147,8 @@ pub struct Job {
     pub timeout: Option<Duration>,
     /// When a cancel is enforced at the latest.
     pub cancel_deadline: Option<Ts>,
+    /// Its place in a fan-out over hosts; only that host's agent runs it.
+    pub fanout: Option<Fanout>,
 }
 
 /// An edge between stored jobs.
@@ -318,8 +322,8 @@ pub struct NeedResult {
     pub status: JobStatus,
     /// Outputs of the variants, merged in order of creation.
     pub outputs: BTreeMap<String, String>,
-    /// Variant label to outputs, for a fanned job.
-    pub variants: BTreeMap<String, BTreeMap<String, String>>,
+    /// Host by host, for a job on hosts.
+    pub hosts: Option<HostResults>,
 }
 
 /// A job whose needs are met and whose condition must be judged now.
@@ -333,6 +337,8 @@ pub struct ReadyJob {
     pub lock_json: std::sync::Arc<Vec<u8>>,
     /// What it needs, by base name.
     pub needs: BTreeMap<String, NeedResult>,
+    /// The host that it is pinned to; none when it is not known any more, or the job is not pinned.
+    pub host: Option<RosterHost>,
 }
 
 /// The verdict on a [`ReadyJob`].

@@ -1,147 +1,19 @@
-//! The roster of hosts, the access log and the outbox.
+//! The access log and the outbox.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
-use kici_engine::ids::AgentId;
-use kici_engine::time::Ts;
 use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::backend::{Conn, Db};
-use super::rows::{agent, agent_opt, clean_opt, next, small, ts_opt, word};
-use super::schema::{access_log, host_roster, outbox};
+use super::rows::{clean_opt, next, small};
+use super::schema::{access_log, outbox};
 use crate::StoreError;
 use crate::ctx::Ctx;
-use crate::model::{
-    Access, AccessFilter, AgentType, Cursor, Listed, NewAccess, OutboxItem, Page, RosterEntry, RosterHost,
-};
+use crate::model::{Access, AccessFilter, Cursor, Listed, NewAccess, OutboxItem, Page};
 use crate::types::{DbId, DbTs, Doc};
-
-#[derive(Queryable, Selectable, Insertable, AsChangeset)]
-#[diesel(table_name = host_roster, check_for_backend(Db), treat_none_as_null = true)]
-#[diesel(primary_key(agent_id))]
-struct RosterRow {
-    agent_id: String,
-    token_id: Option<DbId>,
-    lifecycle_class: String,
-    scaler_managed: bool,
-    labels: Doc<Vec<String>>,
-    hostname: Option<String>,
-    platform: Option<String>,
-    arch: Option<String>,
-    version: Option<String>,
-    machine_id: Option<String>,
-    connected_instance_id: Option<String>,
-    last_seen: Option<DbTs>,
-    host_properties: Doc<BTreeMap<String, Json>>,
-    created_at: DbTs,
-    updated_at: DbTs,
-}
-
-impl RosterRow {
-    fn read(self) -> Result<RosterHost, StoreError> {
-        Ok(RosterHost {
-            agent_id: agent(self.agent_id)?,
-            token_id: self.token_id.map(Into::into),
-            lifecycle: word("agent type", &self.lifecycle_class)?,
-            scaler_managed: self.scaler_managed,
-            labels: self.labels.0,
-            hostname: self.hostname,
-            platform: self.platform,
-            arch: self.arch,
-            version: self.version,
-            machine_id: self.machine_id,
-            connected_instance_id: agent_opt(self.connected_instance_id)?,
-            last_seen: ts_opt(self.last_seen),
-            properties: self.host_properties.0,
-            created_at: self.created_at.into(),
-            updated_at: self.updated_at.into(),
-        })
-    }
-}
-
-pub(crate) async fn roster_upsert(conn: &mut Conn, ctx: &Ctx, entry: &RosterEntry) -> Result<RosterHost, StoreError> {
-    let old = roster_get(conn, ctx, &entry.agent_id).await?;
-    let (mut properties, created_at) =
-        old.map_or_else(|| (BTreeMap::new(), ctx.now), |host| (host.properties, host.created_at));
-    properties.extend(entry.properties.clone());
-    let row = RosterRow {
-        agent_id: entry.agent_id.as_str().to_owned(),
-        token_id: entry.token_id.map(Into::into),
-        lifecycle_class: entry.lifecycle.as_str().to_owned(),
-        scaler_managed: entry.scaler_managed,
-        labels: Doc(entry.labels.clone()),
-        hostname: clean_opt(entry.hostname.as_deref()),
-        platform: clean_opt(entry.platform.as_deref()),
-        arch: clean_opt(entry.arch.as_deref()),
-        version: clean_opt(entry.version.as_deref()),
-        machine_id: clean_opt(entry.machine_id.as_deref()),
-        connected_instance_id: Some(ctx.node().as_str().to_owned()),
-        last_seen: Some(ctx.now.into()),
-        host_properties: Doc(properties),
-        created_at: created_at.into(),
-        updated_at: ctx.now.into(),
-    };
-    diesel::insert_into(host_roster::table)
-        .values(&row)
-        .on_conflict(host_roster::agent_id)
-        .do_update()
-        .set(&row)
-        .execute(conn)
-        .await?;
-    row.read()
-}
-
-pub(crate) async fn roster_list(conn: &mut Conn, _: &Ctx) -> Result<Vec<RosterHost>, StoreError> {
-    let rows: Vec<RosterRow> =
-        host_roster::table.order(host_roster::agent_id).select(RosterRow::as_select()).load(conn).await?;
-    rows.into_iter().map(RosterRow::read).collect()
-}
-
-pub(crate) async fn roster_get(conn: &mut Conn, _: &Ctx, agent_id: &AgentId) -> Result<Option<RosterHost>, StoreError> {
-    let row: Option<RosterRow> =
-        host_roster::table.find(agent_id.as_str()).select(RosterRow::as_select()).first(conn).await.optional()?;
-    row.map(RosterRow::read).transpose()
-}
-
-pub(crate) async fn roster_seen(conn: &mut Conn, ctx: &Ctx, seen: &[(AgentId, Ts)]) -> Result<(), StoreError> {
-    for (agent_id, at) in seen {
-        diesel::update(host_roster::table.find(agent_id.as_str()))
-            .filter(host_roster::connected_instance_id.eq(ctx.node().as_str()))
-            .set(host_roster::last_seen.eq(DbTs::from(*at)))
-            .execute(conn)
-            .await?;
-    }
-    Ok(())
-}
-
-pub(crate) async fn roster_disconnected(conn: &mut Conn, ctx: &Ctx, agent_id: &AgentId) -> Result<(), StoreError> {
-    // Only while it still counts as connected here: it may have come back to another instance.
-    diesel::update(host_roster::table.find(agent_id.as_str()))
-        .filter(host_roster::connected_instance_id.eq(ctx.node().as_str()))
-        .set((
-            host_roster::connected_instance_id.eq(None::<String>),
-            host_roster::last_seen.eq(DbTs::from(ctx.now)),
-            host_roster::updated_at.eq(DbTs::from(ctx.now)),
-        ))
-        .execute(conn)
-        .await?;
-    Ok(())
-}
-
-pub(crate) async fn roster_reap(conn: &mut Conn, _: &Ctx, before: &Ts) -> Result<Vec<AgentId>, StoreError> {
-    let gone: Vec<String> = diesel::delete(host_roster::table)
-        .filter(host_roster::lifecycle_class.eq(AgentType::Ephemeral.as_str()))
-        .filter(host_roster::connected_instance_id.is_null())
-        .filter(host_roster::last_seen.lt(DbTs::from(*before)))
-        .returning(host_roster::agent_id)
-        .get_results(conn)
-        .await?;
-    gone.into_iter().map(agent).collect()
-}
 
 #[derive(Queryable, Selectable, Insertable)]
 #[diesel(table_name = access_log, check_for_backend(Db))]

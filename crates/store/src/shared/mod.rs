@@ -10,6 +10,7 @@ pub(crate) mod kept;
 pub(crate) mod meta;
 pub(crate) mod queue;
 pub(crate) mod queue_lists;
+pub(crate) mod roster;
 mod rows;
 pub(crate) mod run_lists;
 pub(crate) mod runs;

@@ -28,7 +28,7 @@ use crate::notify::Topic;
 use crate::types::{DbId, DbTs};
 
 /// An instance without a sign of life for longer is dead.
-const INSTANCE_DEAD_AFTER: Duration = Duration::from_secs(120);
+pub(crate) const INSTANCE_DEAD_AFTER: Duration = Duration::from_secs(120);
 
 // Statuses are literals here: a partial index is only used when the planner sees its condition.
 

@@ -10,7 +10,7 @@ use kici_engine::time::Ts;
 
 use super::backend::{Conn, Db};
 use super::queue::{is_held, is_open, is_pending, owner_of, pending_digests};
-use super::rows::{DispatchRow, SelectorRow, agent, clean_opt, count, small, ts_opt, word};
+use super::rows::{DispatchRow, SelectorRow, agent, agent_opt, clean_opt, count, small, ts_opt, word};
 use super::schema::{dispatch_history, dispatch_queue, jobs, queue_selectors};
 use crate::StoreError;
 use crate::ctx::Ctx;
@@ -28,15 +28,17 @@ pub(crate) async fn queue_selectors_pending(conn: &mut Conn, _: &Ctx) -> Result<
         .select(SelectorRow::as_select())
         .load(conn)
         .await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| PendingSelector {
-            waiting: waiting.get(&row.digest).copied().map_or(0, count),
-            digest: row.digest,
-            selector: row.selector.0,
-            requires_machine_id: row.requires_machine_id,
+    rows.into_iter()
+        .map(|row| {
+            Ok(PendingSelector {
+                waiting: waiting.get(&row.digest).copied().map_or(0, count),
+                digest: row.digest,
+                selector: row.selector.0,
+                requires_machine_id: row.requires_machine_id,
+                pinned_agent_id: agent_opt(row.pinned_agent_id)?,
+            })
         })
-        .collect())
+        .collect()
 }
 
 fn read(rows: Vec<(DispatchRow, SelectorRow)>) -> Result<Vec<QueueRow>, StoreError> {

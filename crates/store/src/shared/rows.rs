@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use diesel::prelude::*;
 use kici_engine::event::Event;
+use kici_engine::hosts::Fanout;
 use kici_engine::ids::AgentId;
 use kici_engine::lock::Selector;
 use kici_engine::state::JobStatus;
@@ -176,6 +177,7 @@ pub(crate) struct JobRow {
     pub(crate) last_heartbeat_at: Option<DbTs>,
     pub(crate) timeout_ms: Option<i64>,
     pub(crate) cancel_deadline: Option<DbTs>,
+    pub(crate) fanout: Option<Doc<Fanout>>,
 }
 
 impl JobRow {
@@ -211,6 +213,7 @@ impl JobRow {
             last_heartbeat_at: ts_opt(self.last_heartbeat_at),
             timeout: millis(self.timeout_ms),
             cancel_deadline: ts_opt(self.cancel_deadline),
+            fanout: self.fanout.map(|fanout| fanout.0),
         })
     }
 }
@@ -355,6 +358,7 @@ pub(crate) struct SelectorRow {
     pub(crate) selector: Doc<Selector>,
     pub(crate) requires_machine_id: Option<String>,
     pub(crate) created_at: DbTs,
+    pub(crate) pinned_agent_id: Option<String>,
 }
 
 impl DispatchRow {

@@ -244,6 +244,7 @@ pub(crate) async fn run_rerun_plan(
                 job_index: job.job_index,
                 variant_label: job.variant_label.clone(),
                 matrix: job.matrix.clone(),
+                fanout: job.fanout.clone(),
                 display_name: job.display_name.clone(),
                 max_parallel: job.max_parallel,
                 fail_fast: job.fail_fast,

@@ -260,6 +260,7 @@ fn new_job(ctx: &Ctx, run_id: RunId, new: &NewJob, needs: bool) -> Job {
         last_heartbeat_at: None,
         timeout: new.timeout,
         cancel_deadline: None,
+        fanout: new.fanout.clone(),
     };
     match &new.start {
         JobStart::Pending => {}
@@ -321,6 +322,7 @@ fn job_row(position: i64, job: &Job) -> JobRow {
         last_heartbeat_at: None,
         timeout_ms: millis_of(job.timeout),
         cancel_deadline: None,
+        fanout: job.fanout.clone().map(Doc),
     }
 }
 

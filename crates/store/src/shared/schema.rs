@@ -241,6 +241,7 @@ diesel::table! {
         last_heartbeat_at -> Nullable<Ts>,
         timeout_ms -> Nullable<BigInt>,
         cancel_deadline -> Nullable<Ts>,
+        fanout -> Nullable<Json>,
     }
 }
 
@@ -291,6 +292,7 @@ diesel::table! {
         selector -> Json,
         requires_machine_id -> Nullable<Text>,
         created_at -> Ts,
+        pinned_agent_id -> Nullable<Text>,
     }
 }
 
@@ -403,6 +405,15 @@ diesel::table! {
         host_properties -> Json,
         created_at -> Ts,
         updated_at -> Ts,
+        declared_at -> Nullable<Ts>,
+        declared_by -> Nullable<Text>,
+        declared_hostname -> Nullable<Text>,
+        declared_labels -> Nullable<Json>,
+        boot_id -> Nullable<Text>,
+        reboot_pending_until -> Nullable<Ts>,
+        reboot_job_id -> Nullable<Id>,
+        reboot_boot_id -> Nullable<Text>,
+        reboot_by -> Nullable<Text>,
     }
 }
 

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 use super::backend::Conn;
 use super::kept::kept;
 use super::queue::is_open;
+use super::roster;
 use super::rows::{
     DispatchRow, JobChange, JobRow, NeedRow, RunRow, SelectorRow, agent_opt, clean_opt, db_ts, small, word,
 };
@@ -111,6 +112,11 @@ pub(crate) async fn finish_advance(
 ) -> Result<(), StoreError> {
     let mut lock: Option<Arc<Vec<u8>>> = None;
     while state.advance(ctx.now, activate, lock.as_ref())? == Advanced::WantsLock {
+        // Only for jobs whose turn may come: how their hosts stand now decides on them.
+        let pinned = state.pending_hosts();
+        if !pinned.is_empty() {
+            state.hosts = roster::hosts_named(conn, &pinned).await?;
+        }
         let digest = state.run.lock_digest.clone();
         let body = lock_body(conn, ctx, &digest).await?.ok_or(StoreError::NotFound { what: "lock document" })?;
         lock = Some(body);
@@ -223,13 +229,19 @@ pub(crate) async fn enqueue(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Res
 }
 
 fn selector_row(ctx: &Ctx, entry: &QueueEntry) -> Result<SelectorRow, StoreError> {
-    let text = serde_json::to_vec(&(&entry.selector, &entry.requires_machine_id))
-        .map_err(|error| StoreError::Corrupt { what: "selector", detail: error.to_string() })?;
+    let pinned = entry.pinned_agent_id.as_ref().map(|agent| agent.as_str().to_owned());
+    let text = match &pinned {
+        // As it was before there were pins.
+        None => serde_json::to_vec(&(&entry.selector, &entry.requires_machine_id)),
+        Some(agent) => serde_json::to_vec(&(&entry.selector, &entry.requires_machine_id, agent)),
+    };
+    let text = text.map_err(|error| StoreError::Corrupt { what: "selector", detail: error.to_string() })?;
     Ok(SelectorRow {
         digest: hex::encode(Sha256::digest(&text)),
         selector: Doc(entry.selector.clone()),
         requires_machine_id: entry.requires_machine_id.clone(),
         created_at: ctx.now.into(),
+        pinned_agent_id: pinned,
     })
 }
 
@@ -256,7 +268,7 @@ fn queue_row(run: &Run, job: &Job, entry: &QueueEntry, selector_digest: String, 
         recovery_deadline: None,
         recovery_agent_id: None,
         unroutable_since: None,
-        pinned_agent_id: None,
+        pinned_agent_id: entry.pinned_agent_id.as_ref().map(|agent| agent.as_str().to_owned()),
         finished_at: None,
     }
 }

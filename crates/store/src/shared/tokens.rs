@@ -10,7 +10,7 @@ use super::rows::{agent_opt, clean, clean_opt, db_ts, ts_opt, word};
 use super::schema::{admin_tokens, agent_tokens};
 use crate::StoreError;
 use crate::ctx::Ctx;
-use crate::model::{AdminToken, AgentToken, AgentType, NewAdminToken, NewAgentToken};
+use crate::model::{AdminToken, AgentToken, AgentType, NewAdminToken, NewAgentToken, TokenKind};
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
 
@@ -108,13 +108,10 @@ pub(crate) async fn agent_token_by_hash(
 }
 
 pub(crate) async fn agent_token_revoke(conn: &mut Conn, ctx: &Ctx, id: &TokenId) -> Result<bool, StoreError> {
-    let key = DbId::from(*id);
-    diesel::update(agent_tokens::table.find(key).filter(agent_tokens::revoked_at.is_null()))
-        .set(agent_tokens::revoked_at.eq(DbTs::from(ctx.now)))
-        .execute(conn)
-        .await?;
+    let open = agent_tokens::table.find(DbId::from(*id)).filter(agent_tokens::revoked_at.is_null());
+    let revoked = diesel::update(open).set(agent_tokens::revoked_at.eq(DbTs::from(ctx.now))).execute(conn).await?;
     ctx.wake(Topic::Revocations);
-    Ok(diesel::select(diesel::dsl::exists(agent_tokens::table.find(key))).get_result(conn).await?)
+    Ok(revoked == 1)
 }
 
 pub(crate) async fn agent_token_consume(conn: &mut Conn, ctx: &Ctx, id: &TokenId) -> Result<bool, StoreError> {
@@ -136,10 +133,20 @@ pub(crate) async fn agent_token_touch(conn: &mut Conn, _: &Ctx, seen: &[(TokenId
     Ok(())
 }
 
-pub(crate) async fn agent_token_reap(conn: &mut Conn, _: &Ctx, before: &Ts) -> Result<Vec<TokenId>, StoreError> {
+pub(crate) async fn agent_token_reap(
+    conn: &mut Conn,
+    _: &Ctx,
+    before: &Ts,
+    except: &[TokenId],
+) -> Result<Vec<TokenId>, StoreError> {
+    let except: Vec<DbId> = except.iter().map(|id| DbId::from(*id)).collect();
+    let passing = agent_tokens::agent_type
+        .eq(AgentType::Ephemeral.as_str())
+        .or(agent_tokens::kind.eq(TokenKind::Bootstrap.as_str()));
     let gone: Vec<DbId> = diesel::delete(agent_tokens::table)
-        .filter(agent_tokens::agent_type.eq(AgentType::Ephemeral.as_str()))
+        .filter(passing)
         .filter(agent_tokens::expires_at.lt(DbTs::from(*before)))
+        .filter(agent_tokens::id.ne_all(except))
         .returning(agent_tokens::id)
         .get_results(conn)
         .await?;
@@ -228,13 +235,10 @@ pub(crate) async fn admin_token_by_hash(
 }
 
 pub(crate) async fn admin_token_revoke(conn: &mut Conn, ctx: &Ctx, id: &TokenId) -> Result<bool, StoreError> {
-    let key = DbId::from(*id);
-    diesel::update(admin_tokens::table.find(key).filter(admin_tokens::revoked_at.is_null()))
-        .set(admin_tokens::revoked_at.eq(DbTs::from(ctx.now)))
-        .execute(conn)
-        .await?;
+    let open = admin_tokens::table.find(DbId::from(*id)).filter(admin_tokens::revoked_at.is_null());
+    let revoked = diesel::update(open).set(admin_tokens::revoked_at.eq(DbTs::from(ctx.now))).execute(conn).await?;
     ctx.wake(Topic::Revocations);
-    Ok(diesel::select(diesel::dsl::exists(admin_tokens::table.find(key))).get_result(conn).await?)
+    Ok(revoked == 1)
 }
 
 pub(crate) async fn admin_token_touch(conn: &mut Conn, _: &Ctx, seen: &[(TokenId, Ts)]) -> Result<(), StoreError> {

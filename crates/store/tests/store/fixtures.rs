@@ -20,7 +20,13 @@ pub fn selector(label: &str) -> Selector {
 }
 
 pub fn entry(label: &str) -> QueueEntry {
-    QueueEntry { selector: selector(label), requires_machine_id: None, expires_at: None, priority: 0 }
+    QueueEntry {
+        selector: selector(label),
+        requires_machine_id: None,
+        expires_at: None,
+        priority: 0,
+        pinned_agent_id: None,
+    }
 }
 
 impl Plan {
@@ -95,6 +101,7 @@ impl Plan {
             job_index: 0,
             variant_label: (name != base).then(|| name.to_owned()),
             matrix: None,
+            fanout: None,
             display_name: name.to_owned(),
             max_parallel: None,
             fail_fast: false,
@@ -138,7 +145,8 @@ impl Activate for Enqueue {
         } else if job.job.name.starts_with("bad") {
             Activation::Fail { reason: FailureReason::ExprError, message: "no such variable".to_owned() }
         } else {
-            Activation::Enqueue(entry("default"))
+            let pinned_agent_id = job.job.fanout.as_ref().map(|fanout| fanout.host.clone());
+            Activation::Enqueue(QueueEntry { pinned_agent_id, ..entry("default") })
         }
     }
 }

@@ -42,7 +42,10 @@ async fn agent_tokens_are_found_by_hash_consumed_once_and_revoked_with_a_wakeup(
         let ephemeral = NewAgentToken { agent_type: AgentType::Ephemeral, expires_at: now, ..token("h3") };
         let ephemeral = t.store.agent_token_create(ephemeral).await.unwrap();
         t.clock.advance(Duration::from_secs(1));
-        assert_eq!(t.store.agent_token_reap(t.clock.now()).await.unwrap(), [ephemeral.id]);
+        assert!(!t.store.agent_token_revoke(made.id).await.unwrap(), "revoked already");
+        let in_use = vec![ephemeral.id];
+        assert!(t.store.agent_token_reap(t.clock.now(), in_use).await.unwrap().is_empty());
+        assert_eq!(t.store.agent_token_reap(t.clock.now(), Vec::new()).await.unwrap(), [ephemeral.id]);
     })
     .await;
 }
@@ -101,6 +104,7 @@ fn host(properties: &[(&str, &str)]) -> RosterEntry {
         arch: None,
         version: None,
         machine_id: None,
+        boot_id: None,
         properties: properties.iter().map(|(k, v)| ((*k).to_owned(), serde_json::json!(v))).collect(),
     }
 }
@@ -121,6 +125,100 @@ async fn the_roster_merges_properties_and_reaps_ephemeral_hosts_that_are_gone() 
         assert_eq!(t.store.roster_get(agent("a1")).await.unwrap().unwrap().connected_instance_id, None);
         assert_eq!(t.store.roster_reap(later).await.unwrap(), [agent("a1")]);
         assert!(t.store.roster_list().await.unwrap().is_empty());
+    })
+    .await;
+}
+
+fn declared(labels: Option<&[&str]>) -> DeclaredHost {
+    DeclaredHost {
+        agent_id: agent("a1"),
+        hostname: Some("db-1".to_owned()),
+        labels: labels.map(|labels| labels.iter().map(|label| (*label).to_owned()).collect()),
+        properties: BTreeMap::from([("rack".to_owned(), 3.into()), ("gone".to_owned(), "x".into())]),
+        by: "api_key:1".to_owned(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_declared_host_keeps_what_is_left_out_and_is_static_for_good() {
+    TestStore::each(|t| async move {
+        let (first, created) = t.store.roster_declare(declared(Some(&["role:db"]))).await.unwrap();
+        assert!(created && !first.initialized());
+        let labels: Vec<String> = first.effective_labels().iter().map(ToString::to_string).collect();
+        assert_eq!(labels, ["kici:host:db-1", "role:db"], "the declared ones, until the agent registers");
+
+        // The agent merges in: its labels count now, the declared name stays, an ephemeral token makes no difference.
+        let seen = t.store.roster_upsert(host(&[("gone", "by agent")])).await.unwrap();
+        assert_eq!((seen.hostname.as_deref(), seen.lifecycle), (Some("db-1"), AgentType::Static));
+        let labels: Vec<String> = seen.effective_labels().iter().map(ToString::to_string).collect();
+        assert_eq!(labels, ["default"]);
+        assert_eq!(seen.declared_labels, Some(vec!["role:db".to_owned()]));
+        assert_eq!(seen.properties["gone"], "by agent", "the agent's own win");
+
+        let change = DeclaredHost {
+            hostname: None,
+            properties: BTreeMap::from([("gone".to_owned(), serde_json::Value::Null)]),
+            ..declared(None)
+        };
+        let (second, created) = t.store.roster_declare(change).await.unwrap();
+        assert!(!created);
+        assert_eq!(second.properties, BTreeMap::from([("rack".to_owned(), 3.into())]));
+        assert_eq!(second.declared_labels, seen.declared_labels);
+        assert_eq!((second.connected_instance_id, second.last_seen), (seen.connected_instance_id, seen.last_seen));
+
+        assert_eq!(t.store.roster_remove(agent("a1")).await.unwrap(), HostRemoved::Connected);
+        t.store.roster_disconnected(agent("a1")).await.unwrap();
+        t.clock.advance(Duration::from_secs(86_400));
+        assert!(t.store.roster_reap(t.clock.now()).await.unwrap().is_empty(), "static");
+        assert_eq!(t.store.roster_remove(agent("a1")).await.unwrap(), HostRemoved::Removed);
+        assert_eq!(t.store.roster_remove(agent("a1")).await.unwrap(), HostRemoved::NotFound);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_never_sets_the_systems_properties() {
+    TestStore::each(|t| async move {
+        let operator = DeclaredHost {
+            properties: BTreeMap::from([("kici:staged-agent-version".to_owned(), "1".into())]),
+            ..declared(None)
+        };
+        t.store.roster_declare(operator).await.unwrap();
+        let seen =
+            t.store.roster_upsert(host(&[("KICI:staged-agent-version", "9"), ("kici:x", "9"), ("own", "1")])).await;
+        let kept: Vec<(String, serde_json::Value)> = seen.unwrap().properties.into_iter().collect();
+        let names: Vec<&str> = kept.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["kici:staged-agent-version", "own"]);
+        assert_eq!(kept[0].1, "1");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hosts_of_a_dead_instance_can_be_removed_and_reaped() {
+    TestStore::each(|t| async move {
+        if t.store.backend() == "sqlite" {
+            return;
+        }
+        let other = t.sibling("node-2").await;
+        let entry = Instance {
+            instance_id: instance("node-2"),
+            incarnation: uuid::Uuid::from_u128(2),
+            role: "coordinator".to_owned(),
+            address: None,
+            version: "0.1.0".to_owned(),
+            started_at: t.clock.now(),
+            last_seen_at: t.clock.now(),
+            draining: false,
+        };
+        other.instance_heartbeat(entry).await.unwrap();
+        other.roster_upsert(host(&[])).await.unwrap();
+        let later = t.clock.now().plus(Duration::from_secs(3600));
+        assert!(t.store.roster_reap(later).await.unwrap().is_empty(), "its instance lives");
+        assert_eq!(t.store.roster_remove(agent("a1")).await.unwrap(), HostRemoved::Connected);
+        t.clock.advance(Duration::from_secs(121));
+        assert_eq!(t.store.roster_reap(later).await.unwrap(), [agent("a1")]);
+        other.close().await;
     })
     .await;
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kici_engine::hosts::Fanout;
 use kici_engine::state::{FailureClass, FailureReason, JobStatus, QueueStatus, RunStatus, StepStatus};
 use kici_engine::time::Clock;
 use kici_store::model::*;
@@ -145,23 +146,61 @@ async fn max_parallel_lets_the_next_variant_go_when_one_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fail_fast_ends_the_other_variants_and_names_who_must_stop() {
+async fn after_a_failure_fail_fast_starts_no_other_variant_and_lets_running_ones_end() {
     TestStore::each(|t| async move {
         let mut plan = Plan::new("k");
-        for name in ["t (1)", "t (2)", "t (3)"] {
-            plan = plan.with(name, "t", |job| job.fail_fast = true);
+        for name in ["t (1)", "t (2)", "t (3)", "t (4)"] {
+            plan = plan.with(name, "t", |job| (job.fail_fast, job.max_parallel) = (true, Some(3)));
         }
         let run = plan.create(&t).await.run_id;
         let first = start(&t, "a1").await;
         let second = start(&t, "a2").await;
+        let third = claim(&t, "a3", 1).await.pop().unwrap();
         let effects = finish(&t, &first, JobStatus::Failed).await;
+        // Only the one that was handed out and had not started must be taken back.
         assert_eq!(effects.to_stop.len(), 1);
-        assert_eq!((effects.to_stop[0].job, effects.to_stop[0].started), (second.job_ref, true));
-        let expected = [JobStatus::Failed, JobStatus::Cancelling, JobStatus::Cancelled];
-        assert_eq!(statuses(&t, run).await.into_iter().map(|(_, s)| s).collect::<Vec<_>>(), expected);
-        let effects = finish(&t, &second, JobStatus::Cancelled).await;
+        assert_eq!((effects.to_stop[0].job, effects.to_stop[0].started), (third.job_ref, false));
+        use JobStatus::{Cancelled, Failed, Running, Skipped, Success};
+        let now = async || statuses(&t, run).await.into_iter().map(|(_, s)| s).collect::<Vec<_>>();
+        assert_eq!(now().await, [Failed, Running, Cancelled, Skipped]);
+        let reasons: Vec<_> = effects.finished_jobs.iter().map(|job| job.reason).collect();
+        assert!(reasons.contains(&Some(FailureReason::FailFast)), "{reasons:?}");
+        let effects = finish(&t, &second, Success).await;
         assert_eq!((effects.run_finished, effects.run.status), (true, RunStatus::Failed));
-        assert_eq!(effects.finished_jobs[0].reason, Some(FailureReason::FailFast));
+        assert_eq!(now().await, [Failed, Success, Cancelled, Skipped]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_on_hosts_keep_their_pin_through_queue_rerun_and_results() {
+    TestStore::each(|t| async move {
+        let mut plan = Plan::new("k");
+        for (index, host) in (0..).zip(["h1", "h2"]) {
+            plan = plan.with(&format!("roll ({host})"), "roll", |job| {
+                job.fanout = Some(Fanout { host: agent(host), index, total: 2 });
+                job.max_parallel = Some(1);
+            });
+        }
+        let always = [JobStatus::Success, JobStatus::Failed];
+        let run = plan.job("after").needs("after", "roll", &always).create(&t).await.run_id;
+        let pending = t.store.queue_selectors_pending().await.unwrap();
+        assert_eq!(pending.len(), 1, "one at a time");
+        assert_eq!(pending[0].pinned_agent_id, Some(agent("h1")));
+        assert!(claim(&t, "h2", 5).await.is_empty(), "only its host may");
+        let first = start(&t, "h1").await;
+        finish(&t, &first, JobStatus::Success).await;
+        let second = start(&t, "h2").await;
+        finish(&t, &second, JobStatus::Failed).await;
+        let after = claim(&t, "h1", 1).await.pop().unwrap();
+        let results = after.needs["roll"].hosts.clone().unwrap();
+        assert_eq!(results.summary.succeeded_hosts, ["h1"]);
+        assert_eq!(results.summary.failed_hosts, ["h2"]);
+        assert_eq!(results.by_host["h1"]["v"], "roll (h1)");
+        finish(&t, &after, JobStatus::Failed).await;
+        let Rerun::Planned(again) = t.store.run_rerun_plan(run, true).await.unwrap() else { panic!("it failed") };
+        let hosts: Vec<_> = again.jobs.iter().map(|job| job.fanout.as_ref().map(|f| f.host.to_string())).collect();
+        assert_eq!(hosts, [Some("h1".to_owned()), Some("h2".to_owned()), None]);
     })
     .await;
 }

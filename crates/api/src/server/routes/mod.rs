@@ -2,6 +2,7 @@
 
 pub(super) mod agents;
 pub(super) mod events;
+pub(super) mod hosts;
 pub(super) mod queue;
 pub(super) mod runs;
 pub(super) mod sources;
@@ -81,6 +82,14 @@ pub fn table() -> Vec<Route> {
             .on(T::Token),
         Route::new(get(), "/api/v1/admin/agents", P::FleetRead, A::FleetRead, agents::list),
         Route::new(post(), "/api/v1/admin/agents/{id}/drain", P::FleetManage, A::AgentDrain, agents::drain)
+            .on(T::Fleet),
+        Route::new(get(), "/api/v1/admin/hosts", P::FleetRead, A::FleetRead, hosts::list),
+        Route::new(post(), "/api/v1/admin/hosts/preview", P::FleetRead, A::FleetRead, hosts::preview),
+        Route::new(get(), "/api/v1/admin/hosts/{id}", P::FleetRead, A::FleetRead, hosts::get).on(T::Fleet),
+        Route::new(put(), "/api/v1/admin/hosts/{id}", P::HostManage, A::HostDeclare, hosts::declare).on(T::Fleet),
+        Route::new(delete(), "/api/v1/admin/hosts/{id}", P::HostManage, A::HostRemove, hosts::remove).on(T::Fleet),
+        Route::new(post(), "/api/v1/admin/hosts/{id}/reboot", P::HostManage, A::HostReboot, hosts::reboot).on(T::Fleet),
+        Route::new(delete(), "/api/v1/admin/hosts/{id}/reboot", P::HostManage, A::HostReboot, hosts::cancel_reboot)
             .on(T::Fleet),
         Route::new(get(), "/api/v1/admin/event-log", P::EventLogRead, A::EventLogList, events::list).scoped(),
         Route::new(get(), "/api/v1/admin/event-log/{id}", P::EventLogRead, A::EventLogDetail, events::get)

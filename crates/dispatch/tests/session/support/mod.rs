@@ -10,6 +10,7 @@ use futures::StreamExt;
 use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones};
 use kici_dispatch::{AgentAuth, DispatchConfig, Dispatcher, Ports, SessionStream};
 use kici_engine::event::Event;
+use kici_engine::hosts::{Fanout, HostSelector, OnUnreachable};
 use kici_engine::ids::{AgentId, IdSource, JobId, RunId, SessionId, SourceId};
 use kici_engine::lock::{Checkout, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
 use kici_engine::state::{JobStatus, QueueStatus, RunStatus};
@@ -132,6 +133,9 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         source: source(),
         needs: def.needs.iter().map(|up| Need { job: (*up).into(), run_on: vec![JobStatus::Success] }).collect(),
         runs_on: selector(def.label),
+        runs_on_all: None,
+        on_unreachable: OnUnreachable::Hold,
+        include_uninitialized: false,
         matrix: None,
         max_parallel: None,
         fail_fast: false,
@@ -192,6 +196,15 @@ impl World {
         Self { dispatcher, store, clock, ids, changes, clones, config }
     }
 
+    /// The same database and a dispatcher that was not started: it serves sessions and sweeps, and follows no wake-ups.
+    pub async fn unstarted(&self) -> Self {
+        let (changes, clones) = (self.changes.clone(), self.clones.clone());
+        let (clock, ids) = (self.clock.clone(), self.ids.clone());
+        let ports = Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
+        let dispatcher = Dispatcher::new(self.config.clone(), self.store.clone(), ports);
+        Self { dispatcher, store: self.store.clone(), clock, ids, changes, clones, config: self.config.clone() }
+    }
+
     /// The same database after a crash of the process: a new dispatcher, the old one left as it is.
     pub async fn restarted(&self) -> Self {
         Self::on(self.store.clone(), self.config.clone(), self.clock.clone(), self.ids.clone()).await
@@ -205,7 +218,6 @@ impl World {
     pub async fn create_with(&self, defs: &[JobDef], timeout: Option<Duration>) -> (RunId, Vec<JobId>) {
         let id = RunId::mint(self.ids.as_ref());
         let workflow = workflow(defs);
-        let lock_json = serde_json::to_vec(&workflow).unwrap();
         let jobs: Vec<NewJob> = defs
             .iter()
             .zip(0..)
@@ -216,6 +228,7 @@ impl World {
                 job_index,
                 variant_label: None,
                 matrix: None,
+                fanout: None,
                 display_name: def.name.into(),
                 max_parallel: None,
                 fail_fast: false,
@@ -226,6 +239,7 @@ impl World {
                         requires_machine_id: None,
                         expires_at: self.dispatcher.queue_expires_at(),
                         priority: 0,
+                        pinned_agent_id: None,
                     }),
                     _ => JobStart::Pending,
                 },
@@ -238,6 +252,45 @@ impl World {
                 run_on: vec![JobStatus::Success],
             })
         });
+        self.start(id, &workflow, jobs, needs.collect(), timeout).await
+    }
+
+    /// Creates a run of one job on these hosts.
+    pub async fn fan_out(&self, hosts: &[&str], change: impl FnOnce(&mut Job)) -> (RunId, Vec<JobId>) {
+        let id = RunId::mint(self.ids.as_ref());
+        let mut workflow = workflow(&[job("roll")]);
+        let job = &mut workflow.jobs[0];
+        job.runs_on = Selector::default();
+        job.runs_on_all = Some(HostSelector { include: vec![selector("default").labels], exclude: vec![] });
+        change(job);
+        let total = u32::try_from(hosts.len()).unwrap();
+        let jobs = hosts.iter().zip(0..).map(|(host, index)| NewJob {
+            id: JobId::mint(self.ids.as_ref()),
+            name: format!("roll ({host})"),
+            base_name: "roll".into(),
+            job_index: 0,
+            variant_label: Some((*host).into()),
+            matrix: None,
+            fanout: Some(Fanout { host: instance(host), index, total }),
+            display_name: format!("roll ({host})"),
+            max_parallel: job.max_parallel,
+            fail_fast: job.fail_fast,
+            timeout: None,
+            start: JobStart::Pending,
+        });
+        let jobs = jobs.collect();
+        self.start(id, &workflow, jobs, Vec::new(), None).await
+    }
+
+    async fn start(
+        &self,
+        id: RunId,
+        workflow: &Workflow,
+        jobs: Vec<NewJob>,
+        needs: Vec<NewNeed>,
+        timeout: Option<Duration>,
+    ) -> (RunId, Vec<JobId>) {
+        let lock_json = serde_json::to_vec(workflow).unwrap();
         let ids = jobs.iter().map(|job| job.id).collect();
         let run = NewRun {
             id,
@@ -260,7 +313,7 @@ impl World {
             timeout,
             attempt: 1,
             parent_run_id: None,
-            needs: needs.collect(),
+            needs,
             jobs,
         };
         self.store.run_create(run, None, self.dispatcher.activate()).await.unwrap();

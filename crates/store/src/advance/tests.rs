@@ -1,0 +1,164 @@
+//! Waves against a model that a reader can check.
+
+use std::sync::Arc;
+
+use kici_engine::event::Event;
+use kici_engine::ids::{RunId, SourceId};
+use kici_engine::lock::Selector;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+
+const NOW: Ts = Ts::from_micros(1_800_000_000_000_000);
+
+struct Always;
+
+impl Activate for Always {
+    fn activate(&self, _: &ReadyJob) -> Activation {
+        Activation::Enqueue(QueueEntry {
+            selector: Selector::default(),
+            requires_machine_id: None,
+            expires_at: None,
+            priority: 0,
+            pinned_agent_id: None,
+        })
+    }
+}
+
+fn run() -> Run {
+    let event: Event = serde_json::from_value(serde_json::json!({
+        "kind": "push", "raw_name": "push", "org": "default", "routing_key": "local:1", "provider": "local",
+        "source": "s", "is_fork_pr": "no",
+    }))
+    .unwrap();
+    Run {
+        id: RunId::from_uuid(Uuid::from_u128(1)),
+        org: "default".to_owned(),
+        source_id: SourceId::from_uuid(Uuid::from_u128(2)),
+        delivery_id: None,
+        dedup_key: String::new(),
+        repo: "o/r".to_owned(),
+        git_ref: None,
+        sha: String::new(),
+        workflow_name: "w".to_owned(),
+        run_name: "w".to_owned(),
+        lock_digest: String::new(),
+        event,
+        trigger_kind: "push".to_owned(),
+        status: RunStatus::Pending,
+        failure_reason: None,
+        failure_message: None,
+        cancel_requested_at: None,
+        cancelled_by: None,
+        attempt: 1,
+        parent_run_id: None,
+        inputs: BTreeMap::new(),
+        request_id: String::new(),
+        chain_depth: 0,
+        created_at: NOW,
+        started_at: None,
+        finished_at: None,
+        timeout: None,
+        deadline: None,
+    }
+}
+
+fn job(index: u32, max_parallel: Option<u32>, fail_fast: bool) -> Job {
+    Job {
+        id: JobId::from_uuid(Uuid::from_u128(u128::from(index) + 10)),
+        run_id: RunId::from_uuid(Uuid::from_u128(1)),
+        name: format!("t ({index})"),
+        base_name: "t".to_owned(),
+        job_index: 0,
+        variant_label: Some(index.to_string()),
+        matrix: None,
+        display_name: String::new(),
+        status: JobStatus::Pending,
+        needs_satisfied: true,
+        ready_at: None,
+        max_parallel,
+        fail_fast,
+        group_name: None,
+        failure_reason: None,
+        failure_class: None,
+        failure_message: None,
+        evidence: None,
+        agent_id: None,
+        dispatch_epoch: 0,
+        attempt: 1,
+        outputs: BTreeMap::new(),
+        routing_reason: None,
+        log_bytes: 0,
+        created_at: NOW,
+        started_at: None,
+        finished_at: None,
+        last_heartbeat_at: None,
+        timeout: None,
+        cancel_deadline: None,
+        fanout: None,
+    }
+}
+
+/// What must become of the variants, written as plainly as possible.
+struct Model {
+    jobs: Vec<JobStatus>,
+    window: usize,
+    fail_fast: bool,
+}
+
+impl Model {
+    fn settle(&mut self) {
+        if self.fail_fast && self.jobs.contains(&JobStatus::Failed) {
+            for job in &mut self.jobs {
+                match *job {
+                    JobStatus::Pending => *job = JobStatus::Skipped,
+                    JobStatus::Queued => *job = JobStatus::Cancelled,
+                    _ => {}
+                }
+            }
+        }
+        let busy = |job: &&JobStatus| matches!(job, JobStatus::Queued | JobStatus::Running);
+        while self.jobs.iter().filter(busy).count() < self.window {
+            let Some(next) = self.jobs.iter_mut().find(|job| **job == JobStatus::Pending) else { return };
+            *next = JobStatus::Queued;
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn waves_release_in_order_keep_their_window_and_stop_at_a_failure(
+        count in 1_u32..12,
+        max_parallel in proptest::option::of(1_u32..5),
+        fail_fast: bool,
+        steps in proptest::collection::vec((0_usize..12, 0_u8..6), 0..60),
+    ) {
+        let jobs = (0..count).map(|index| job(index, max_parallel, fail_fast)).collect();
+        let mut state = RunState::new(run(), jobs, Vec::new(), BTreeMap::new());
+        let window = max_parallel.map_or(usize::MAX, |max| max as usize);
+        let mut model = Model { jobs: vec![JobStatus::Pending; count as usize], window, fail_fast };
+        let lock = Arc::new(Vec::new());
+        let settle = |state: &mut RunState, model: &mut Model| {
+            model.settle();
+            let advanced = state.advance(NOW, Some(&Always), Some(&lock)).unwrap();
+            prop_assert_eq!(advanced, Advanced::Stable);
+            let now: Vec<JobStatus> = state.jobs.iter().map(|job| job.status).collect();
+            prop_assert_eq!(&now, &model.jobs);
+            Ok(())
+        };
+        settle(&mut state, &mut model)?;
+        for (pick, action) in steps {
+            let at = pick % count as usize;
+            let (event, reason, to) = match (model.jobs[at], action) {
+                (JobStatus::Queued, _) => (JobEvent::Start, None, JobStatus::Running),
+                (JobStatus::Running, 0) => (JobEvent::Fail, Some(FailureReason::StepFailed), JobStatus::Failed),
+                (JobStatus::Running, _) => (JobEvent::Succeed, None, JobStatus::Success),
+                _ => continue,
+            };
+            state.apply(at, event, reason, None, NOW).unwrap();
+            model.jobs[at] = to;
+            settle(&mut state, &mut model)?;
+        }
+    }
+}

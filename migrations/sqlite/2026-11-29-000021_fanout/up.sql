@@ -1,0 +1,4 @@
+ALTER TABLE jobs ADD COLUMN fanout TEXT CHECK (json_valid(fanout));
+ALTER TABLE queue_selectors ADD COLUMN pinned_agent_id TEXT;
+
+INSERT INTO schema_compat (migration, min_version) VALUES ('20261129000021', '0.1.0');
