@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::concurrency::SlotAsk;
 use crate::event::Event;
 use crate::expr::{self, Context, Expr, ExprError, Functions};
 use crate::ids::RunId;
@@ -68,6 +69,8 @@ pub enum Activation {
     Enqueue {
         /// Which agents may run it.
         selector: Selector,
+        /// It must get a slot of this group first.
+        slot: Option<SlotAsk>,
     },
     /// Does not run: its condition is false.
     Skip {
@@ -126,6 +129,8 @@ pub struct RunPlan {
     pub run_name: String,
     /// Limit of the whole run, in milliseconds.
     pub timeout_ms: Option<u64>,
+    /// It must get a slot of this group before anything runs.
+    pub concurrency: Option<SlotAsk>,
     /// Its jobs, in file order, variants in the order of the matrix.
     pub jobs: Vec<JobPlan>,
     /// What went otherwise than written, for the decision trace.
@@ -150,6 +155,14 @@ pub enum PlanError {
     /// The workflow's condition cannot be evaluated.
     #[error("`if` of workflow `{workflow}`: {problem}")]
     Condition {
+        /// Its name.
+        workflow: String,
+        /// Why.
+        problem: String,
+    },
+    /// The workflow's concurrency group cannot be named.
+    #[error("`concurrency` of workflow `{workflow}`: {problem}")]
+    Concurrency {
         /// Its name.
         workflow: String,
         /// Why.
@@ -193,6 +206,8 @@ pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
             return Ok(Planned::Declined { reason: format!("`if` is false: {condition}") });
         }
     }
+    let concurrency = context::slot(workflow.concurrency.as_ref(), &context)
+        .map_err(|problem| PlanError::Concurrency { workflow: workflow.name.clone(), problem })?;
     let mut notes = Vec::new();
     let run_name = run_name(scope, &context, &mut notes);
     let mut jobs = Vec::new();
@@ -210,7 +225,7 @@ pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
         }
         context.set("matrix", json(&BTreeMap::<String, String>::new()));
     }
-    Ok(Planned::Run(RunPlan { run_name, timeout_ms: workflow.timeout_ms, jobs, notes }))
+    Ok(Planned::Run(RunPlan { run_name, timeout_ms: workflow.timeout_ms, concurrency, jobs, notes }))
 }
 
 /// As written, else the first line of the head commit's message, else the name of the workflow. A title never fails a run.

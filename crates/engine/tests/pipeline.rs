@@ -130,7 +130,7 @@ fn a_push_becomes_jobs_and_jobs_become_specifications() {
     let needs = Needs::from([("build".to_owned(), NeedResult { status: JobStatus::Success, outputs })]);
     let mac = &plan.jobs[3];
     let job = JobRef { name: &mac.name, job_index: mac.job_index, matrix: &mac.matrix, needs: &needs };
-    let Activation::Enqueue { selector } = activate(scope(&workflow, &event), job) else { panic!("it must run") };
+    let Activation::Enqueue { selector, .. } = activate(scope(&workflow, &event), job) else { panic!("it must run") };
     assert_eq!(serde_json::to_value(&selector).unwrap(), json!({"labels": [{"kind": "exact", "value": "mac"}]}));
     let spec = job_spec(scope(&workflow, &event), job).unwrap();
     assert_eq!(serde_json::to_value(&spec.env["VERSION"]).unwrap(), json!({"static": "1"}));

@@ -12,8 +12,8 @@ pub(crate) struct KeySet {
 }
 
 pub(crate) const WORKFLOW: KeySet = KeySet {
-    accepted: &["defaults", "description", "env", "if", "jobs", "name", "on", "run_name", "timeout"],
-    planned: &["approval", "concurrency", "hash_files", "hooks", "install_env", "registries", "requires", "secrets"],
+    accepted: &["concurrency", "defaults", "description", "env", "if", "jobs", "name", "on", "run_name", "timeout"],
+    planned: &["approval", "hash_files", "hooks", "install_env", "registries", "requires", "secrets"],
 };
 pub(crate) const DEFAULTS: KeySet =
     KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
@@ -54,6 +54,7 @@ pub(crate) const INPUT: KeySet = KeySet {
 pub(crate) const JOB: KeySet = KeySet {
     accepted: &[
         "checkout",
+        "concurrency",
         "description",
         "env",
         "fail_fast",
@@ -64,6 +65,7 @@ pub(crate) const JOB: KeySet = KeySet {
         "name",
         "needs",
         "outputs",
+        "retry",
         "run",
         "runs_on",
         "steps",
@@ -73,7 +75,6 @@ pub(crate) const JOB: KeySet = KeySet {
         "approval",
         "artifacts",
         "cache",
-        "concurrency",
         "container",
         "environment",
         "generate",
@@ -86,7 +87,6 @@ pub(crate) const JOB: KeySet = KeySet {
         "on_unreachable",
         "provenance",
         "resources",
-        "retry",
         "rules",
         "runs_on_all",
         "secrets",
@@ -97,6 +97,8 @@ pub(crate) const NEED: KeySet = KeySet { accepted: &["job", "when"], planned: &[
 pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels"], planned: &["pick"] };
 pub(crate) const CHECKOUT: KeySet =
     KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
+pub(crate) const CONCURRENCY: KeySet = KeySet { accepted: &["cancel_in_progress", "group", "max"], planned: &[] };
+pub(crate) const RETRY: KeySet = KeySet { accepted: &["attempts", "on"], planned: &[] };
 pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
 pub(crate) const STEP: KeySet = KeySet {
     accepted: &["continue_on_error", "env", "id", "if", "name", "run", "shell", "timeout", "working_directory"],
@@ -217,6 +219,8 @@ mod tests {
             NEED,
             RUNS_ON,
             CHECKOUT,
+            CONCURRENCY,
+            RETRY,
             SHELL,
             STEP,
         ];

@@ -10,6 +10,7 @@ mod needs;
 mod on;
 mod scope;
 mod step;
+mod turns;
 mod values;
 mod walk;
 mod workflow;

@@ -35,9 +35,13 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context) -> Activ
         Ok(selector) => selector,
         Err(message) => return fail(format!("runs_on: {message}")),
     };
+    let slot = match super::context::slot(job.concurrency.as_ref(), context) {
+        Ok(slot) => slot,
+        Err(message) => return fail(format!("concurrency: {message}")),
+    };
     // Rendered again when the job is offered; a fault shows here, before it waits for an agent.
     match environment(workflow, job, context) {
-        Ok(_) => Activation::Enqueue { selector },
+        Ok(_) => Activation::Enqueue { selector, slot },
         Err(message) => fail(message),
     }
 }

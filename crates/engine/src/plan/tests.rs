@@ -77,7 +77,7 @@ fn template(text: &str) -> serde_json::Value {
 }
 
 fn labels(activation: &Activation) -> Vec<String> {
-    let Activation::Enqueue { selector } = activation else { panic!("{activation:?}") };
+    let Activation::Enqueue { selector, .. } = activation else { panic!("{activation:?}") };
     CompiledSelector::compile(selector).unwrap().exact_labels().map(ToString::to_string).collect()
 }
 
@@ -208,7 +208,7 @@ fn results_of_needed_jobs_decide_and_travel() {
     let needs = Needs::from([("build".to_owned(), NeedResult { status: JobStatus::Success, outputs })]);
     let deploy = |needs| JobRef { name: "deploy", job_index: 0, matrix: &matrix, needs };
 
-    let Activation::Enqueue { selector } = activate(scope, deploy(&needs)) else { panic!("it must run") };
+    let Activation::Enqueue { selector, .. } = activate(scope, deploy(&needs)) else { panic!("it must run") };
     let exact = |value: &str| Matcher::Exact { value: value.into() };
     assert_eq!(selector.labels, [exact("linux"), exact("pool-a"), Matcher::Regex { source: "big.*".into() }]);
 
