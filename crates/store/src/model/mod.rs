@@ -5,12 +5,14 @@ mod intake;
 mod new_run;
 mod queue;
 mod runs;
+mod slots;
 
 pub use fleet::*;
 pub use intake::*;
 pub use new_run::*;
 pub use queue::*;
 pub use runs::*;
+pub use slots::*;
 
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::time::Ts;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::ids::{DeliveryRowId, JobId, RunId, SourceId};
 use kici_engine::lock::Selector;
@@ -49,6 +50,8 @@ pub struct NewRun {
     pub chain_depth: u32,
     /// Limit of the whole run.
     pub timeout: Option<Duration>,
+    /// It needs a slot of this group before anything of it runs.
+    pub concurrency: Option<SlotAsk>,
     /// From 1; raised by re-runs.
     pub attempt: u32,
     /// The run that this one repeats.
@@ -123,6 +126,8 @@ pub struct QueueEntry {
     pub expires_at: Option<Ts>,
     /// Higher goes first; default 0.
     pub priority: i16,
+    /// It needs a slot of this group first.
+    pub slot: Option<SlotAsk>,
 }
 
 /// An edge between jobs of a [`NewRun`].

@@ -20,7 +20,7 @@ pub fn selector(label: &str) -> Selector {
 }
 
 pub fn entry(label: &str) -> QueueEntry {
-    QueueEntry { selector: selector(label), requires_machine_id: None, expires_at: None, priority: 0 }
+    QueueEntry { selector: selector(label), requires_machine_id: None, expires_at: None, priority: 0, slot: None }
 }
 
 impl Plan {
@@ -69,6 +69,7 @@ impl Plan {
             request_id: "req-1".to_owned(),
             chain_depth: 0,
             timeout: None,
+            concurrency: None,
             attempt: 1,
             parent_run_id: None,
             jobs: Vec::new(),
