@@ -7,7 +7,7 @@ use std::time::Duration;
 use kici_engine::plan::{self, NeedResult, Needs, RunInfo, Scope};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
-use kici_store::model::{Activate, Activation, QueueEntry, ReadyJob, Run};
+use kici_store::model::{Activate, Activation, Again, QueueEntry, ReadyJob, Run};
 
 use crate::locks::Locks;
 
@@ -57,14 +57,21 @@ impl Activate for Activator {
             needs: &needs,
         };
         match plan::activate(scope, job) {
-            plan::Activation::Enqueue { selector } => Activation::Enqueue(QueueEntry {
+            plan::Activation::Enqueue { selector, slot } => Activation::Enqueue(QueueEntry {
                 selector,
                 requires_machine_id: (ready.run.event.provider == "local").then(|| self.machine_id.clone()).flatten(),
                 expires_at: self.expires_at(),
                 priority: 0,
+                slot,
             }),
             plan::Activation::Skip { reason } => Activation::Skip { reason },
             plan::Activation::Fail { reason, message } => Activation::Fail { reason, message },
         }
+    }
+
+    fn again(&self, failed: &ReadyJob) -> Option<Again> {
+        let workflow = self.locks.read(&failed.run.lock_digest, &failed.lock_json).ok()?;
+        let policy = workflow.jobs.get(failed.job.job_index as usize)?.retry.clone()?;
+        Some(Again { policy, expires_at: self.expires_at() })
     }
 }

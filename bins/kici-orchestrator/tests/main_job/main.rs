@@ -14,3 +14,4 @@ mod scope;
 mod sessions;
 mod stack;
 mod surroundings;
+mod turns;

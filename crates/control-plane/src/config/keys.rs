@@ -184,6 +184,12 @@ pub const KEYS: &[Key] = &[
         &["KICI_QUEUE_MAX_DEPTH"],
     ),
     key(
+        "queue.backpressure_threshold",
+        Kind::Number(0, 10_000_000),
+        Some("100"),
+        "More waiting jobs than this for two measurements, 5 s apart, are warned about; 0 never warns.",
+    ),
+    key(
         "queue.timeout_ms",
         Kind::Number(0, MS_MAX),
         Some("3600000"),
@@ -196,10 +202,34 @@ pub const KEYS: &[Key] = &[
         "Deliveries of a job to agents before it fails with `gave_up`.",
     ),
     key(
+        "queue.row_ttl_days",
+        Kind::Number(0, 36_500),
+        Some("30"),
+        "Rows of ended jobs leave the queue after this; 0 keeps them.",
+    ),
+    key(
+        "retention.logs_days",
+        Kind::Number(0, 36_500),
+        Some("90"),
+        "Logs of runs that ended this long ago are removed; 0 keeps them.",
+    ),
+    key(
+        "retention.runs_days",
+        Kind::Number(0, 36_500),
+        Some("365"),
+        "Runs that ended this long ago are removed, with their logs; 0 keeps them.",
+    ),
+    key(
         "queue.unroutable_grace_ms",
         Kind::Number(0, MS_MAX),
         Some("120000"),
         "A job that no known agent could ever run fails after this; 0 lets it wait.",
+    ),
+    key(
+        "concurrency.wait_timeout_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("3600000"),
+        "A run or job that waited this long for a slot of its concurrency group fails.",
     ),
     key(
         "stale.job_heartbeat_ms",

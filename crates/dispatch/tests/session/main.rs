@@ -4,6 +4,7 @@ mod ending;
 mod handover;
 mod registration;
 mod support;
+mod turns;
 
 use kici_protocol::agent::FrameNack;
 use kici_protocol::agent::orchestrator_frame::Frame as Down;

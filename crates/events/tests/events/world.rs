@@ -43,7 +43,13 @@ struct Queue;
 impl Activate for Queue {
     fn activate(&self, _: &ReadyJob) -> Activation {
         let selector = serde_json::from_value(json!({"labels": [{"kind": "exact", "value": "default"}]})).unwrap();
-        Activation::Enqueue(QueueEntry { selector, requires_machine_id: None, expires_at: None, priority: 0 })
+        Activation::Enqueue(QueueEntry {
+            selector,
+            requires_machine_id: None,
+            expires_at: None,
+            priority: 0,
+            slot: None,
+        })
     }
 }
 
