@@ -43,6 +43,9 @@ async fn turns(database: Option<String>) {
     );
     assert_eq!((shown.slots[0].place, shown.slots[0].held_by.as_slice()), (Some(2), [first].as_slice()));
 
+    let refused = stack.client.explain_queue(shown.jobs[0].id).await.unwrap_err();
+    assert!(refused.to_string().contains(&why), "{refused}");
+
     // Who waits is forgotten by nobody, also when the orchestrator is killed while the holder ends.
     stack.orchestrator.take().unwrap().kill();
     std::fs::write(dir.join("go"), "").unwrap();

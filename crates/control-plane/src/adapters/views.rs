@@ -90,7 +90,7 @@ pub(super) fn job(job: &model::Job, edges: &[NeedEdge], slots: &[model::Slot]) -
 }
 
 /// What a waiting job waits for: its own slot, else that of its run.
-fn wait_reason(job: &model::Job, slots: &[model::Slot]) -> Option<String> {
+pub(super) fn wait_reason(job: &model::Job, slots: &[model::Slot]) -> Option<String> {
     if job.status != JobStatus::Waiting {
         return None;
     }
