@@ -239,7 +239,7 @@ impl RunState {
         let job = self.jobs[at].clone();
         let needs = self.need_results(&job.name);
         let ready = ReadyJob { run: self.run.clone(), job, lock_json: Arc::clone(lock), needs };
-        let into_queue = self.into_queue(at);
+        let into_queue = self.event_of_ready(at);
         match activate.activate(&ready) {
             Activation::Enqueue(entry) => {
                 if !self.admit(at, entry.slot.as_ref(), now)? {

@@ -48,7 +48,7 @@ impl RunState {
     }
 
     /// The event that takes a job that is ready to the queue.
-    pub(super) fn into_queue(&self, at: usize) -> JobEvent {
+    pub(super) fn event_of_ready(&self, at: usize) -> JobEvent {
         if self.jobs[at].status == JobStatus::Waiting { JobEvent::TimerDone } else { JobEvent::Enqueue }
     }
 
