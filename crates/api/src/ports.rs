@@ -119,8 +119,14 @@ pub trait Runs: Send + Sync {
     /// The jobs of a run in the order of the workflow.
     async fn jobs(&self, caller: &Caller, run: RunId) -> Answer<Vec<JobView>>;
 
-    /// The steps of a run's jobs at their latest epoch, by job and ordinal; of one job when named.
-    async fn steps(&self, caller: &Caller, run: RunId, job: Option<&JobRef>) -> Answer<Vec<StepView>>;
+    /// The steps of a run's jobs by job and ordinal; of one job when named. At their latest epoch, or at this one.
+    async fn steps(
+        &self,
+        caller: &Caller,
+        run: RunId,
+        job: Option<&JobRef>,
+        epoch: Option<u32>,
+    ) -> Answer<Vec<StepView>>;
 
     /// A range of lines. A `from_seq` beyond the end is an empty range. `complete` is true when the range reaches the end
     /// of a log to which nothing will be added: its step or job is terminal and what the agent holds has arrived or is

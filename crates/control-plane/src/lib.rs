@@ -12,6 +12,7 @@ mod intake;
 mod logs;
 mod payloads;
 mod reconcilers;
+mod retention;
 mod sealing;
 mod server;
 mod start;

@@ -18,6 +18,7 @@ use crate::adapters::Node;
 use crate::config::EventLogConfig;
 use crate::logs::LogSealer;
 use crate::payloads::Payloads;
+use crate::retention::Retention;
 
 /// Instances are dead when they were silent for the recovery window, and at least for six beats.
 const INSTANCE_BEAT: Duration = Duration::from_secs(10);
@@ -30,6 +31,7 @@ const LEADER: &str = "leader";
 const LEASE_TTL: Duration = Duration::from_secs(15);
 const LEASE_RENEWAL: Duration = Duration::from_secs(5);
 const GAPS: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(600);
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// What the reconcilers work on.
@@ -42,6 +44,7 @@ pub(crate) struct Background {
     pub(crate) instance: Instance,
     pub(crate) event_log: EventLogConfig,
     pub(crate) gaps: GapRepair,
+    pub(crate) retention: Retention,
     pub(crate) metrics: Metrics,
     /// True while this instance holds the lease.
     pub(crate) leads: AtomicBool,
@@ -57,6 +60,7 @@ impl Background {
         every(tasks, stop, UPKEEP, &self, |this| async move { this.metrics.upkeep() });
         every(tasks, stop, LEASE_RENEWAL, &self, |this| async move { this.campaign().await });
         every(tasks, stop, GAPS, &self, |this| async move { this.repair_gaps().await });
+        every(tasks, stop, RETENTION, &self, |this| async move { this.retain().await });
         for sweep in self.node.dispatcher.reconcilers() {
             let interval = sweep.interval();
             every(tasks, stop, interval, &self, move |this| {
@@ -124,6 +128,18 @@ impl Background {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "deliveries that had not arrived were asked for again"),
             Err(error) => tracing::warn!(%error, "lost deliveries cannot be looked for"),
+        }
+    }
+
+    /// Removes what is old.
+    async fn retain(&self) {
+        if !self.leads.load(Ordering::SeqCst) {
+            return;
+        }
+        match self.retention.run().await {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(count, "old records were removed"),
+            Err(error) => tracing::warn!(%error, "old records cannot be removed; it is tried again"),
         }
     }
 

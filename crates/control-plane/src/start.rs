@@ -37,6 +37,7 @@ use crate::intake::Intake;
 use crate::logs::{LogAppender, LogReader, LogSealer};
 use crate::payloads::Payloads;
 use crate::reconcilers::Background;
+use crate::retention::Retention;
 use crate::sealing::Sealing;
 use crate::server::{Halves, serve};
 
@@ -320,6 +321,9 @@ fn dispatcher(
     dispatch.max_attempts = keys.max_attempts;
     dispatch.queue_timeout = keys.queue_timeout.unwrap_or_default();
     dispatch.unroutable_grace = keys.unroutable_grace.unwrap_or_default();
+    dispatch.max_depth = keys.max_depth;
+    dispatch.backpressure_threshold = keys.backpressure_threshold;
+    dispatch.concurrency_wait = keys.concurrency_wait;
     dispatch.recovery_window = keys.recovery_window;
     dispatch.job_heartbeat_interval = keys.job_heartbeat;
     dispatch.stale_after = keys.job_heartbeat * keys.stale_multiplier;
@@ -423,6 +427,8 @@ impl Build<'_> {
                 dispatcher: dispatcher.clone(),
                 logs: reader,
                 announcer,
+                clock: clock.clone(),
+                runs_days: config.retention.runs_days,
             }),
             sources: Arc::new(SourceShelf {
                 store: store.clone(),
@@ -452,6 +458,12 @@ impl Build<'_> {
             clock: clock.clone(),
             node: node.clone(),
             payloads,
+            retention: Retention {
+                store: store.clone(),
+                blobs: blobs.clone(),
+                clock: clock.clone(),
+                config: config.retention,
+            },
             sealer: LogSealer::new(root, logs.clone(), store, blobs, clock),
             instance: identity,
             event_log: config.event_log.clone(),

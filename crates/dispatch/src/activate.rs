@@ -7,7 +7,7 @@ use std::time::Duration;
 use kici_engine::plan::{self, NeedResult, Needs, RunInfo, Scope};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
-use kici_store::model::{Activate, Activation, QueueEntry, ReadyJob, Run};
+use kici_store::model::{Activate, Activation, Again, QueueEntry, ReadyJob, Run};
 
 use crate::locks::Locks;
 
@@ -64,15 +64,22 @@ impl Activate for Activator {
         };
         let host = ready.host.as_ref().map(|host| host.host(self.clock.now(), self.roster_grace));
         match plan::activate(scope, job, host.as_ref()) {
-            plan::Activation::Enqueue { selector, pinned } => Activation::Enqueue(QueueEntry {
+            plan::Activation::Enqueue { selector, pinned, slot } => Activation::Enqueue(QueueEntry {
                 selector,
                 requires_machine_id: (ready.run.event.provider == "local").then(|| self.machine_id.clone()).flatten(),
                 expires_at: self.expires_at(),
                 priority: 0,
                 pinned_agent_id: pinned,
+                slot,
             }),
             plan::Activation::Skip { reason } => Activation::Skip { reason },
             plan::Activation::Fail { reason, message } => Activation::Fail { reason, message },
         }
+    }
+
+    fn again(&self, failed: &ReadyJob) -> Option<Again> {
+        let workflow = self.locks.read(&failed.run.lock_digest, &failed.lock_json).ok()?;
+        let policy = workflow.jobs.get(failed.job.job_index as usize)?.retry.clone()?;
+        Some(Again { policy, expires_at: self.expires_at() })
     }
 }

@@ -36,6 +36,12 @@ pub struct DispatchConfig {
     pub queue_timeout: Duration,
     /// How long a job may be without any agent that could run it before it fails as unroutable; zero switches it off.
     pub unroutable_grace: Duration,
+    /// How many jobs may wait for an agent.
+    pub max_depth: u64,
+    /// More waiting jobs than this for two measurements are warned about; zero switches it off.
+    pub backpressure_threshold: u64,
+    /// How long a run or job waits for a slot of a concurrency group.
+    pub concurrency_wait: Duration,
     /// How long the job of a lost agent waits for it.
     pub recovery_window: Duration,
     /// How often agents send a heartbeat.
@@ -81,6 +87,9 @@ impl DispatchConfig {
             max_attempts: 5,
             queue_timeout: Duration::from_secs(3600),
             unroutable_grace: Duration::from_secs(120),
+            max_depth: 1000,
+            backpressure_threshold: 100,
+            concurrency_wait: Duration::from_secs(3600),
             recovery_window: Duration::from_secs(120),
             heartbeat_interval: Duration::from_secs(30),
             heartbeat_timeout: Duration::from_secs(180),

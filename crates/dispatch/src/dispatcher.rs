@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use kici_engine::ids::{AgentId, IdSource, JobId, SessionId, TokenId};
 use kici_engine::labels::CompiledSelector;
+use kici_engine::state::JobStatus;
 use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::AgentDrain;
 use kici_protocol::agent::orchestrator_frame::Frame;
@@ -20,6 +21,7 @@ use crate::activate::Activator;
 use crate::config::DispatchConfig;
 use crate::deadlines::Deadlines;
 use crate::decide::gates::Holder;
+use crate::decide::pressure::Pressure;
 use crate::decide::violations::Ownership;
 use crate::locks::Locks;
 use crate::meters;
@@ -94,6 +96,8 @@ pub struct Dispatcher {
     pub(crate) deadlines: Deadlines<Timer>,
     pub(crate) work: Notify,
     pub(crate) routing: Notify,
+    pub(crate) turns: Notify,
+    pub(crate) backpressure: Pressure,
     pub(crate) draining: AtomicBool,
     pub(crate) claims_stopped: Mutex<Option<String>>,
     pub(crate) selectors: Mutex<HashMap<String, Option<Arc<CompiledSelector>>>>,
@@ -135,6 +139,8 @@ impl Dispatcher {
             deadlines: Deadlines::default(),
             work: Notify::new(),
             routing: Notify::new(),
+            turns: Notify::new(),
+            backpressure: Pressure::default(),
             draining: AtomicBool::new(false),
             claims_stopped: Mutex::default(),
             selectors: Mutex::default(),
@@ -153,6 +159,7 @@ impl Dispatcher {
     /// [`DispatchError::Store`] when the rows cannot be read.
     pub async fn start(self: &Arc<Self>) -> Result<(), DispatchError> {
         self.recover_after_start().await?;
+        self.measure_room().await?;
         let this = self.clone();
         self.tasks.spawn(async move { this.pump().await });
         let this = self.clone();
@@ -160,8 +167,11 @@ impl Dispatcher {
         let this = self.clone();
         self.tasks.spawn(async move { this.watch_routing().await });
         let this = self.clone();
+        self.tasks.spawn(async move { this.watch_turns().await });
+        let this = self.clone();
         self.tasks.spawn(async move { this.follow_store().await });
         self.wake();
+        self.turns.notify_one();
         Ok(())
     }
 
@@ -176,7 +186,8 @@ impl Dispatcher {
     }
 
     async fn follow_store(self: Arc<Self>) {
-        let mut wakeups = self.store.subscribe(|topic| matches!(topic, Topic::Queue | Topic::Revocations));
+        let mut wakeups =
+            self.store.subscribe(|topic| matches!(topic, Topic::Queue | Topic::Slots | Topic::Revocations));
         loop {
             let wakeup = tokio::select! {
                 () = self.stopping.cancelled() => return,
@@ -185,9 +196,11 @@ impl Dispatcher {
             match wakeup {
                 None => return,
                 Some(Wakeup::Changed(Topic::Revocations)) => self.close_invalid_tokens().await,
+                Some(Wakeup::Changed(Topic::Slots)) => self.turns.notify_one(),
                 Some(Wakeup::Changed(_)) => self.work.notify_one(),
                 Some(Wakeup::Missed) => {
                     self.work.notify_one();
+                    self.turns.notify_one();
                     self.close_invalid_tokens().await;
                 }
             }
@@ -219,8 +232,15 @@ impl Dispatcher {
         for finished in effects.finished_jobs.iter().filter(|finished| !stopping(finished.job)) {
             came_free |= self.let_go(finished.job);
         }
+        for job in &effects.retried {
+            tracing::info!(job = %job.job_id, epoch = job.epoch, "a job that failed is tried again");
+            meters::requeued("retry");
+            self.let_go(*job);
+            let (run_id, job_id, status) = (job.run_id, job.job_id, JobStatus::Queued);
+            self.changes.publish(Change::Job { run_id, job_id, status });
+        }
         self.tell(effects);
-        if came_free || !effects.newly_queued.is_empty() {
+        if came_free || !effects.newly_queued.is_empty() || !effects.retried.is_empty() {
             self.wake();
         }
     }

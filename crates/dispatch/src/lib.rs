@@ -30,6 +30,7 @@ mod sweeps;
 mod timers;
 mod track;
 mod triage;
+mod turns;
 
 pub use cancel::CancelReport;
 pub use config::{AgentAuth, DispatchConfig};

@@ -24,7 +24,7 @@ pub(crate) fn ack_latency(waited: Duration) {
     metrics::histogram!("kici_orch_dispatch_ack_latency_seconds").record(waited.as_secs_f64());
 }
 
-/// `reason` is one of `ack_timeout`, `reject`, `agent_lost`, `preparation`.
+/// `reason` is one of `ack_timeout`, `reject`, `agent_lost`, `preparation`, `retry`.
 pub(crate) fn requeued(reason: &'static str) {
     metrics::counter!("kici_orch_dispatch_requeues_total", "reason" => reason).increment(1);
 }
@@ -52,6 +52,14 @@ pub(crate) fn queue_depth(pending: u64, dispatched: u64, recovering: u64) {
     for (status, count) in [("pending", pending), ("dispatched", dispatched), ("recovering", recovering)] {
         metrics::gauge!("kici_orch_dispatch_queue_depth", "status" => status).set(count as f64);
     }
+}
+
+pub(crate) fn backpressure(high: bool) {
+    metrics::gauge!("kici_orch_dispatch_queue_backpressure").set(if high { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn superseded() {
+    metrics::counter!("kici_orch_runs_superseded_total").increment(1);
 }
 
 pub(crate) fn unroutable_failed() {

@@ -169,8 +169,14 @@ impl Dispatcher {
                 return self.undo(&claimed, &format!("dispatch preparation failed: {why}"), "preparation").await;
             }
             Err(OfferError::Fail(reason, message)) => {
-                let request =
-                    FailRequest { job, only_from: Vec::new(), queue_status: QueueStatus::Failed, reason, message };
+                let request = FailRequest {
+                    job,
+                    only_from: Vec::new(),
+                    queue_status: QueueStatus::Failed,
+                    reason,
+                    message,
+                    retry: false,
+                };
                 return self.fail(request).await;
             }
         };

@@ -116,7 +116,7 @@ impl Dispatcher {
             meters::unroutable_failed();
             let (only_from, queue_status) = (vec![QueueStatus::Pending], QueueStatus::Failed);
             let reason = FailureReason::Unroutable;
-            self.fail(FailRequest { job, only_from, queue_status, reason, message }).await;
+            self.fail(FailRequest { job, only_from, queue_status, reason, message, retry: false }).await;
         }
         Ok(count)
     }

@@ -49,6 +49,10 @@ enum Sweep {
     Depth,
     Roster,
     Reboots,
+    Turns,
+    LongWaits,
+    LeftSlots,
+    Room,
 }
 
 struct Entry {
@@ -76,25 +80,37 @@ impl Reconciler for Entry {
             Sweep::Depth => "dispatch_queue_depth",
             Sweep::Roster => "dispatch_roster",
             Sweep::Reboots => "dispatch_reboots",
+            Sweep::Turns => "dispatch_turns",
+            Sweep::LongWaits => "dispatch_long_waits",
+            Sweep::LeftSlots => "dispatch_left_slots",
+            Sweep::Room => "dispatch_queue_room",
         }
     }
 
     fn interval(&self) -> Duration {
         let grace = self.dispatcher.config.unroutable_grace;
         Duration::from_secs(match self.sweep {
-            Sweep::CatchUp | Sweep::RunDeadlines | Sweep::Depth => 5,
+            Sweep::Room => 1,
+            Sweep::CatchUp | Sweep::RunDeadlines | Sweep::Depth | Sweep::Turns => 5,
             Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::SilentSessions => 10,
             Sweep::Reboots => 10,
             Sweep::Routing => return (grace / 4).clamp(Duration::from_secs(5), Duration::from_secs(30)),
-            Sweep::JobTimeouts => 15,
-            Sweep::ExpiredPending | Sweep::Unstarted | Sweep::Stale | Sweep::Tokens | Sweep::Beats | Sweep::Roster => {
-                60
-            }
+            Sweep::JobTimeouts | Sweep::LongWaits => 15,
+            Sweep::ExpiredPending
+            | Sweep::Unstarted
+            | Sweep::Stale
+            | Sweep::Tokens
+            | Sweep::Beats
+            | Sweep::Roster
+            | Sweep::LeftSlots => 60,
         })
     }
 
     fn leader_only(&self) -> bool {
-        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::Roster)
+        matches!(
+            self.sweep,
+            Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::LongWaits | Sweep::Roster | Sweep::LeftSlots
+        )
     }
 
     async fn run(&self) -> Result<u64, DispatchError> {
@@ -116,6 +132,10 @@ impl Reconciler for Entry {
             Sweep::Depth => d.measure_depth().await,
             Sweep::Roster => d.sweep_roster().await,
             Sweep::Reboots => d.sweep_reboots().await,
+            Sweep::Turns => d.settle_turns().await,
+            Sweep::LongWaits => d.end_long_waits().await,
+            Sweep::LeftSlots => d.reclaim_slots().await,
+            Sweep::Room => d.measure_room().await,
         }
     }
 }
@@ -140,6 +160,10 @@ impl Dispatcher {
             Sweep::Depth,
             Sweep::Roster,
             Sweep::Reboots,
+            Sweep::Turns,
+            Sweep::LongWaits,
+            Sweep::LeftSlots,
+            Sweep::Room,
         ];
         all.into_iter()
             .map(|sweep| Arc::new(Entry { dispatcher: self.clone(), sweep }) as Arc<dyn Reconciler>)
@@ -188,7 +212,7 @@ impl Dispatcher {
                 None => (FailureReason::QueueExpired, format!("no agent took it within {waited} s")),
             };
             let (only_from, queue_status) = (vec![QueueStatus::Pending], QueueStatus::Expired);
-            self.fail(FailRequest { job: row.job_ref(), only_from, queue_status, reason, message }).await;
+            self.fail(FailRequest { job: row.job_ref(), only_from, queue_status, reason, message, retry: false }).await;
         }
         Ok(rows.len() as u64)
     }
@@ -238,7 +262,8 @@ impl Dispatcher {
         for held in jobs {
             let message = "it ran longer than its limit and its agent did not end it".to_owned();
             let (reason, queue_status) = (FailureReason::JobTimeout, QueueStatus::Failed);
-            let request = FailRequest { job: held.job, only_from: Vec::new(), queue_status, reason, message };
+            let request =
+                FailRequest { job: held.job, only_from: Vec::new(), queue_status, reason, message, retry: false };
             self.kill_at_agent(held);
             self.fail(request).await;
         }
@@ -340,6 +365,26 @@ impl Dispatcher {
     async fn measure_depth(&self) -> Result<u64, DispatchError> {
         let counts = self.store.queue_counts().await?;
         meters::queue_depth(counts.pending, counts.dispatched, counts.recovering);
+        let threshold = self.config.backpressure_threshold;
+        let high = threshold > 0 && counts.pending > threshold;
+        meters::backpressure(high);
+        if let Some(began) = self.backpressure.observe(high) {
+            match began {
+                true => tracing::warn!(
+                    waiting = counts.pending,
+                    threshold,
+                    "many jobs wait for agents; add agents, or raise queue.backpressure_threshold"
+                ),
+                false => tracing::info!(waiting = counts.pending, threshold, "fewer jobs wait for agents again"),
+            }
+        }
+        Ok(0)
+    }
+
+    /// Tells the store how many jobs wait, so that it refuses more than may.
+    pub(crate) async fn measure_room(&self) -> Result<u64, DispatchError> {
+        let waiting = self.store.queue_waiting(self.config.max_depth).await?;
+        self.store.limit_queue(self.config.max_depth, waiting);
         Ok(0)
     }
 

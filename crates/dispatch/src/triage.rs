@@ -15,6 +15,9 @@ use crate::ports::Change;
 use crate::registry::Identity;
 use crate::timers::Timer;
 
+/// The property of a host whose agent lets jobs go on when it has lost its lease.
+pub(crate) const KEEPS_RUNNING: &str = "kici:keep-running-when-fenced";
+
 /// A change that the database did not take.
 #[derive(Clone, Debug)]
 pub(crate) enum LateTriage {
@@ -68,8 +71,9 @@ impl Dispatcher {
             Triage::Succeed => self.finish_rebooted(job).await,
             Triage::Fail(reason) => {
                 let message = format!("agent {agent} was lost while the job ran");
-                let only_from = vec![QueueStatus::Dispatched];
-                self.fail(FailRequest { job, only_from, queue_status: QueueStatus::Failed, reason, message }).await;
+                let (only_from, queue_status) = (vec![QueueStatus::Dispatched], QueueStatus::Failed);
+                // It may still run there: agents end their jobs themselves only within the recovery window.
+                self.fail(FailRequest { job, only_from, queue_status, reason, message, retry: false }).await;
             }
         }
     }
@@ -81,8 +85,9 @@ impl Dispatcher {
         match triage::forgotten(lost) {
             Triage::Fail(reason) => {
                 let message = format!("agent {agent_id} came back without the job; it was restarted or lost its state");
-                let only_from = vec![QueueStatus::Dispatched, QueueStatus::Recovering];
-                self.fail(FailRequest { job, only_from, queue_status: QueueStatus::Failed, reason, message }).await;
+                let (only_from, queue_status) =
+                    (vec![QueueStatus::Dispatched, QueueStatus::Recovering], QueueStatus::Failed);
+                self.fail(FailRequest { job, only_from, queue_status, reason, message, retry: true }).await;
             }
             Triage::Cancel => self.finish_cancelled(job).await,
             Triage::Succeed => self.finish_rebooted(job).await,
@@ -137,12 +142,27 @@ impl Dispatcher {
             Triage::Fail(reason) => {
                 let message =
                     format!("agent {agent} was lost while the job ran and did not come back within {window} s");
-                let only_from = vec![QueueStatus::Recovering];
-                self.fail(FailRequest { job, only_from, queue_status: QueueStatus::Failed, reason, message }).await;
+                let (only_from, queue_status) = (vec![QueueStatus::Recovering], QueueStatus::Failed);
+                let retry = self.has_fenced_itself(row.agent_id.as_ref()).await;
+                self.fail(FailRequest { job, only_from, queue_status, reason, message, retry }).await;
             }
             Triage::Requeue | Triage::Recover => {
                 let why = format!("agent {agent} did not come back within {window} s");
                 self.requeue(job, RequeueFrom::RecoveryExpired, &why, "agent_lost").await;
+            }
+        }
+    }
+
+    /// Whether a lost agent has certainly ended its jobs when the recovery window is over. All do, unless they said at
+    /// their registration that they let jobs go on.
+    async fn has_fenced_itself(&self, agent: Option<&AgentId>) -> bool {
+        let Some(agent) = agent else { return false };
+        match self.store.roster_get(agent.clone()).await {
+            Ok(Some(host)) => host.properties.get(KEEPS_RUNNING) == Some(&false.into()),
+            Ok(None) => false,
+            Err(error) => {
+                tracing::warn!(%agent, %error, "whether an agent lets jobs go on cannot be told; its job is not tried again");
+                false
             }
         }
     }
@@ -206,6 +226,7 @@ impl Dispatcher {
             queue_status: QueueStatus::Failed,
             reason,
             message,
+            retry: false,
         })
         .await;
     }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod compile;
+pub mod concurrency;
 pub mod condition;
 pub mod diagnostic;
 pub mod duration;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use crate::hosts::{HostSelector, OnUnreachable};
-use crate::state::JobStatus;
+use crate::state::{FailureClass, JobStatus};
 
 /// The schema that this build writes.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -77,6 +77,9 @@ pub struct Workflow {
     /// Limit of the whole run, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+    /// The group in which its runs take turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<Concurrency>,
     /// The jobs, in file order.
     pub jobs: Vec<Job>,
 }
@@ -114,6 +117,32 @@ impl Value {
     pub fn fixed(text: impl Into<String>) -> Self {
         Self::Static { r#static: text.into() }
     }
+}
+
+/// A group of which only some may be active at once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Concurrency {
+    /// Name of the group, a template.
+    pub group: Value,
+    /// How many may be active at once.
+    #[serde(default = "one")]
+    pub max: u32,
+    /// Older runs of the group are cancelled.
+    #[serde(default)]
+    pub cancel_in_progress: bool,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// When a job that failed is tried again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Retry {
+    /// How many more times, at most.
+    pub attempts: u32,
+    /// After a failure of one of these classes.
+    pub on: Vec<FailureClass>,
 }
 
 /// One job.
@@ -171,6 +200,12 @@ pub struct Job {
     /// From TERM to KILL on cancel, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_period_ms: Option<u64>,
+    /// The group in which it takes turns with other jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<Concurrency>,
+    /// When it is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<Retry>,
     /// Its steps, at least one.
     pub steps: Vec<Step>,
 }

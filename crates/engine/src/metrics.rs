@@ -77,6 +77,7 @@ catalogue! {
         Counter "kici_orch_dedup_hits_total" [] "": "Deliveries that were dropped because they are stored already.";
         Histogram "kici_orch_dispatch_ack_latency_seconds" [] "seconds" QUICK: "From an offer to the agent's answer.";
         Counter "kici_orch_dispatch_ownership_skipped_total" ["action", "reason"] "": "Actions that were left out because another instance owns the job.";
+        Gauge "kici_orch_dispatch_queue_backpressure" [] "": "1 while more jobs wait for agents than queue.backpressure_threshold.";
         Gauge "kici_orch_dispatch_queue_depth" ["status"] "": "Rows of the dispatch queue.";
         Counter "kici_orch_dispatch_requeues_total" ["reason"] "": "Jobs that went back to the queue.";
         Counter "kici_orch_dispatch_rows_pruned_total" [] "": "Old rows of the dispatch queue that were deleted.";
@@ -102,10 +103,13 @@ catalogue! {
         Counter "kici_orch_nonmonotonic_job_status_writes_total" ["rejected_status"] "": "Status changes that were refused because the job had moved on.";
         Counter "kici_orch_ownership_violations_total" ["kind"] "": "Frames about jobs that the sender does not own.";
         Histogram "kici_orch_queue_wait_seconds" ["pool"] "seconds" LONG: "From a job being ready to its start.";
+        Counter "kici_orch_retention_rows_deleted_total" ["table"] "": "Rows that were deleted because of their age.";
+        Counter "kici_orch_runs_superseded_total" [] "": "Runs that were cancelled because a newer one of their concurrency group cancels what is in progress.";
         Gauge "kici_orch_sse_clients" ["topic"] "": "Open event streams.";
         Counter "kici_orch_sse_gaps_total" ["topic"] "": "Event streams that lost their place.";
         Gauge "kici_orch_stale_runs_current" [] "": "Runs whose jobs are out of contact.";
         Counter "kici_orch_stale_runs_detected_total" [] "": "Runs that were found out of contact.";
+        Counter "kici_orch_step_logs_pruned_total" [] "": "Objects of logs that were removed because of their age.";
         Counter "kici_orch_steps_total" ["status"] "": "Steps that ended.";
         Histogram "kici_orch_trigger_match_duration_seconds" [] "seconds" QUICK: "Time to match the workflows of one event.";
         Counter "kici_orch_unroutable_fast_failed_total" [] "": "Jobs that failed because no agent could ever run them.";

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::concurrency::SlotAsk;
 use crate::event::Event;
 use crate::expr::{self, Context, Expr, ExprError, Functions};
 use crate::hosts::{DEFAULT_MAX_HOSTS, Fanout, Host, HostMatcher, HostSelector, targets};
@@ -137,6 +138,8 @@ pub enum Activation {
         selector: Selector,
         /// Only this agent may.
         pinned: Option<AgentId>,
+        /// It must get a slot of this group first.
+        slot: Option<SlotAsk>,
     },
     /// Does not run: its condition is false.
     Skip {
@@ -197,6 +200,8 @@ pub struct RunPlan {
     pub run_name: String,
     /// Limit of the whole run, in milliseconds.
     pub timeout_ms: Option<u64>,
+    /// It must get a slot of this group before anything runs.
+    pub concurrency: Option<SlotAsk>,
     /// Its jobs, in file order, variants in the order of the matrix.
     pub jobs: Vec<JobPlan>,
     /// What went otherwise than written, for the decision trace.
@@ -221,6 +226,14 @@ pub enum PlanError {
     /// The workflow's condition cannot be evaluated.
     #[error("`if` of workflow `{workflow}`: {problem}")]
     Condition {
+        /// Its name.
+        workflow: String,
+        /// Why.
+        problem: String,
+    },
+    /// The workflow's concurrency group cannot be named.
+    #[error("`concurrency` of workflow `{workflow}`: {problem}")]
+    Concurrency {
         /// Its name.
         workflow: String,
         /// Why.
@@ -272,6 +285,8 @@ pub fn plan_run(scope: Scope<'_>, fleet: &Fleet) -> Result<Planned, PlanError> {
             return Ok(Planned::Declined { reason: format!("`if` is false: {condition}") });
         }
     }
+    let concurrency = context::slot(workflow.concurrency.as_ref(), &context)
+        .map_err(|problem| PlanError::Concurrency { workflow: workflow.name.clone(), problem })?;
     let mut notes = Vec::new();
     let run_name = run_name(scope, &context, &mut notes);
     let mut jobs: Vec<JobPlan> = Vec::new();
@@ -291,7 +306,7 @@ pub fn plan_run(scope: Scope<'_>, fleet: &Fleet) -> Result<Planned, PlanError> {
         }
         context.set("matrix", json(&BTreeMap::<String, String>::new()));
     }
-    Ok(Planned::Run(RunPlan { run_name, timeout_ms: workflow.timeout_ms, jobs, notes }))
+    Ok(Planned::Run(RunPlan { run_name, timeout_ms: workflow.timeout_ms, concurrency, jobs, notes }))
 }
 
 /// As written, else the first line of the head commit's message, else the name of the workflow. A title never fails a run.

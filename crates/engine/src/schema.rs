@@ -47,6 +47,7 @@ fn definitions() -> Json {
             "propertyNames": {"pattern": "^(?!KICI_)[A-Za-z_][A-Za-z0-9_]*$"},
             "additionalProperties": {"$ref": "#/$defs/template"},
         },
+        "concurrency": concurrency(),
         "labels": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
         "runs_on": {"anyOf": [{"$ref": "#/$defs/labels"}, object(&keys::RUNS_ON, &["labels"], |key| match key {
             "labels" => reference("labels", "Labels that an agent must have, all of them"),
@@ -109,6 +110,7 @@ fn workflow_key(key: &str) -> Json {
         "env" => reference("env", "Environment of every step"),
         "defaults" => reference("defaults", "For jobs and steps that lack the key"),
         "timeout" => reference("duration", "Limit of the whole run"),
+        "concurrency" => reference("concurrency", "The group in which its runs take turns"),
         _ => json!({
             "type": "object",
             "description": "The jobs by name",
@@ -218,6 +220,8 @@ fn job_key(key: &str) -> Json {
             "additionalProperties": {"$ref": "#/$defs/template"},
         }),
         "timeout" => reference("duration", "Limit from the start of the checkout"),
+        "concurrency" => reference("concurrency", "The group in which it takes turns with other jobs"),
+        "retry" => retry(),
         "grace_period" => reference("duration", "From TERM to KILL on cancel"),
         "checkout" => json!({
             "description": "Whether and how the commit is checked out",
@@ -234,6 +238,30 @@ fn job_key(key: &str) -> Json {
             "maxItems": 256,
         }),
     }
+}
+
+fn retry() -> Json {
+    let attempts = json!({"type": "integer", "minimum": 0, "maximum": 10, "description": "How many more times"});
+    let class = json!({"enum": ["lost", "infra", "timeout", "oom", "user"]});
+    let map = object(&keys::RETRY, &["attempts"], |key| match key {
+        "attempts" => attempts.clone(),
+        _ => json!({
+            "description": "After a failure of these classes",
+            "anyOf": [class, {"type": "array", "items": class, "minItems": 1}],
+        }),
+    });
+    json!({"description": "When it is tried again; a number: when its agent is lost", "anyOf": [attempts, map]})
+}
+
+fn concurrency() -> Json {
+    let map = object(&keys::CONCURRENCY, &["group"], |key| match key {
+        "group" => reference("template", "Name of the group in this repository"),
+        "max" => {
+            json!({"type": "integer", "minimum": 1, "maximum": 1000, "description": "How many at once; 1 if absent"})
+        }
+        _ => json!({"type": "boolean", "description": "Cancel older runs of the group; false if absent"}),
+    });
+    json!({"anyOf": [{"$ref": "#/$defs/template"}, map]})
 }
 
 fn step_key(key: &str) -> Json {

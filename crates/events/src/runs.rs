@@ -80,6 +80,7 @@ impl RunMaker<'_> {
             request_id: origin.request_id.to_owned(),
             chain_depth: event.chain_depth,
             timeout: plan.timeout_ms.map(Duration::from_millis),
+            concurrency: plan.concurrency,
             attempt: 1,
             parent_run_id: None,
             jobs,
@@ -125,12 +126,13 @@ fn edges(job: &JobPlan) -> impl Iterator<Item = NewNeed> + '_ {
 fn start(start: Start, machine_id: Option<&str>, expires_at: Option<Ts>) -> JobStart {
     match start {
         Start::AfterNeeds => JobStart::Pending,
-        Start::Now(Activation::Enqueue { selector, pinned }) => JobStart::Queued(QueueEntry {
+        Start::Now(Activation::Enqueue { selector, pinned, slot }) => JobStart::Queued(QueueEntry {
             selector,
             requires_machine_id: machine_id.map(str::to_owned),
             expires_at,
             priority: 0,
             pinned_agent_id: pinned,
+            slot,
         }),
         Start::Now(Activation::Skip { reason }) => JobStart::Skipped { reason },
         Start::Now(Activation::Fail { reason, message }) => JobStart::Failed { reason, message },

@@ -14,10 +14,15 @@ use kici_engine::state::{
 use kici_engine::time::Ts;
 
 use crate::StoreError;
+use crate::advance::again::Retried;
+use crate::advance::slots::SlotBook;
 use crate::model::{
     Activate, Activation, Effects, FinishedJob, HeldJob, Job, JobRef, NeedEdge, NeedResult, QueueEntry, ReadyJob,
     RosterHost, Run,
 };
+
+pub(crate) mod again;
+pub(crate) mod slots;
 
 /// The open row of the queue that a job has.
 #[derive(Clone, Debug)]
@@ -36,6 +41,8 @@ pub(crate) enum Advanced {
     Stable,
     /// A job is ready and the lock document must be read to judge it; call again with it.
     WantsLock,
+    /// Jobs ask for slots of concurrency groups; call again once they are asked for.
+    WantsSlots,
 }
 
 /// A run with all its jobs, and what was done to them.
@@ -49,9 +56,13 @@ pub(crate) struct RunState {
     pub(crate) row_ends: BTreeMap<JobId, QueueStatus>,
     /// The hosts of jobs whose turn may come, as far as they are known.
     pub(crate) hosts: BTreeMap<AgentId, RosterHost>,
+    /// Slots of concurrency groups.
+    pub(crate) slots: SlotBook,
     edges: BTreeMap<String, Vec<Need>>,
     before: Vec<Job>,
     to_stop: Vec<HeldJob>,
+    /// Jobs that are tried again, with the delivery that failed.
+    pub(crate) again: BTreeMap<JobId, Retried>,
 }
 
 impl From<InvalidTransition> for StoreError {
@@ -74,9 +85,11 @@ impl RunState {
             enqueued: BTreeMap::new(),
             row_ends: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            slots: SlotBook::default(),
             edges,
             before,
             to_stop: Vec::new(),
+            again: BTreeMap::new(),
         }
     }
 
@@ -156,18 +169,21 @@ impl RunState {
         })
     }
 
-    /// Does all that follows, until nothing more does. Without `activate` ready jobs stay as they are.
+    /// Does all that follows, until nothing more does. Without `activate` ready jobs stay as they are. `room` is asked for
+    /// each job that is to go to the queue; its refusal says how many the queue takes.
     pub(crate) fn advance(
         &mut self,
         now: Ts,
         activate: Option<&dyn Activate>,
         lock: Option<&Arc<Vec<u8>>>,
+        room: &dyn Fn() -> Result<(), u64>,
     ) -> Result<Advanced, StoreError> {
         let mut wants_lock = false;
         loop {
             let mut changed = self.fail_fast(now)?;
             for at in 0..self.jobs.len() {
-                if self.jobs[at].status != JobStatus::Pending {
+                let waiting = self.jobs[at].status == JobStatus::Waiting;
+                if !waiting && self.jobs[at].status != JobStatus::Pending {
                     continue;
                 }
                 if self.run.cancel_requested_at.is_some() {
@@ -176,21 +192,30 @@ impl RunState {
                     changed = true;
                     continue;
                 }
-                match self.judge(at) {
+                let verdict = match waiting {
+                    false => self.judge(at),
+                    true if self.turn_has_come(at) => Verdict::Ready,
+                    true => Verdict::Wait,
+                };
+                match verdict {
                     Verdict::Wait => {}
                     Verdict::Skip { reason } => {
                         self.apply(at, JobEvent::Skip, None, Some(reason), now)?;
                         changed = true;
                     }
                     Verdict::Ready => match (activate, lock) {
-                        (Some(activate), Some(lock)) => changed |= self.activate(at, activate, lock, now)?,
+                        (Some(activate), Some(lock)) => changed |= self.activate(at, (activate, lock), room, now)?,
                         (Some(_), None) => wants_lock = true,
                         (None, _) => self.jobs[at].needs_satisfied = true,
                     },
                 }
             }
             if !changed {
-                return Ok(if wants_lock { Advanced::WantsLock } else { Advanced::Stable });
+                return Ok(match (wants_lock, self.slots.wanted.is_empty()) {
+                    (true, _) => Advanced::WantsLock,
+                    (false, false) => Advanced::WantsSlots,
+                    (false, true) => Advanced::Stable,
+                });
             }
         }
     }
@@ -214,27 +239,41 @@ impl RunState {
     fn activate(
         &mut self,
         at: usize,
-        activate: &dyn Activate,
-        lock: &Arc<Vec<u8>>,
+        (activate, lock): (&dyn Activate, &Arc<Vec<u8>>),
+        room: &dyn Fn() -> Result<(), u64>,
         now: Ts,
     ) -> Result<bool, InvalidTransition> {
         self.jobs[at].needs_satisfied = true;
-        if !self.has_room(at) {
+        if self.jobs[at].status == JobStatus::Pending && !self.has_room(at) {
             return Ok(false);
         }
         let job = self.jobs[at].clone();
         let needs = self.need_results(&job.name);
         let host = job.fanout.as_ref().and_then(|fanout| self.hosts.get(&fanout.host).cloned());
         let ready = ReadyJob { run: self.run.clone(), job, lock_json: Arc::clone(lock), needs, host };
+        let into_queue = self.event_of_ready(at);
         match activate.activate(&ready) {
             Activation::Enqueue(entry) => {
-                self.apply(at, JobEvent::Enqueue, None, None, now)?;
-                self.enqueued.insert(ready.job.id, entry);
+                if !self.admit(at, entry.slot.as_ref(), now)? {
+                    return Ok(self.jobs[at].status != ready.job.status);
+                }
+                self.apply(at, into_queue, None, None, now)?;
+                match room() {
+                    Ok(()) => drop(self.enqueued.insert(ready.job.id, entry)),
+                    Err(most) => {
+                        let full = FailureReason::QueueFull;
+                        self.apply(at, JobEvent::Fail, Some(full), Some(queue_full(most)), now)?;
+                    }
+                }
             }
-            Activation::Skip { reason } => self.apply(at, JobEvent::Skip, None, Some(reason), now)?,
+            Activation::Skip { reason } if into_queue == JobEvent::Enqueue => {
+                self.apply(at, JobEvent::Skip, None, Some(reason), now)?;
+            }
+            // It was to run when it began to wait, and nothing that it is judged by has changed since.
+            Activation::Skip { reason } => self.apply(at, JobEvent::Cancel, None, Some(reason), now)?,
             Activation::Fail { reason, message } => {
                 // There is no edge from `pending` to a failure.
-                self.apply(at, JobEvent::Enqueue, None, None, now)?;
+                self.apply(at, into_queue, None, None, now)?;
                 self.apply(at, JobEvent::Fail, Some(reason), Some(message), now)?;
             }
         }
@@ -245,8 +284,10 @@ impl RunState {
     fn has_room(&self, at: usize) -> bool {
         let job = &self.jobs[at];
         let Some(max) = job.max_parallel else { return true };
-        let under_way =
-            self.variants(&job.base_name).filter(|j| j.status != JobStatus::Pending && !j.status.is_terminal());
+        let under_way = self
+            .variants(&job.base_name)
+            .filter(|j| j.id != job.id && !j.status.is_terminal())
+            .filter(|j| j.status != JobStatus::Pending || self.slots.concerns(j.id));
         under_way.count() < usize::try_from(max.max(1)).unwrap_or(usize::MAX)
     }
 
@@ -264,6 +305,20 @@ impl RunState {
                 job.ready_at = None;
             }
         }
+    }
+
+    /// Fails the roots that the queue has no room for.
+    pub(crate) fn shed(&mut self, now: Ts, room: &dyn Fn() -> Result<(), u64>) -> Result<(), InvalidTransition> {
+        for at in 0..self.jobs.len() {
+            let id = self.jobs[at].id;
+            if self.enqueued.contains_key(&id)
+                && let Err(most) = room()
+            {
+                self.enqueued.remove(&id);
+                self.apply(at, JobEvent::Fail, Some(FailureReason::QueueFull), Some(queue_full(most)), now)?;
+            }
+        }
+        Ok(())
     }
 
     /// After a failure no other variant starts: those that wait for their turn are skipped, those that wait for an agent are
@@ -315,7 +370,11 @@ impl RunState {
         let views: Vec<JobView> = self
             .jobs
             .iter()
-            .map(|job| JobView { status: job.status, reason: job.failure_reason, started: job.started_at.is_some() })
+            .map(|job| JobView {
+                status: job.status,
+                reason: job.failure_reason,
+                started: job.started_at.is_some() || job.attempt > 1,
+            })
             .collect();
         run.status = run_status(&views, run.cancel_requested_at.is_some());
         if run.status == RunStatus::Failed
@@ -353,7 +412,8 @@ impl RunState {
         let finished_jobs = self.ended().map(|job| self.finished(job)).collect();
         let run_finished = self.run.status.is_terminal() && !was.is_terminal();
         let newly_queued = self.enqueued.into_keys().collect();
-        Effects { run: self.run, finished_jobs, newly_queued, to_stop: self.to_stop, run_finished }
+        let retried = self.again.into_values().map(|retried| retried.job).collect();
+        Effects { run: self.run, finished_jobs, newly_queued, to_stop: self.to_stop, retried, run_finished }
     }
 
     fn finished(&self, job: &Job) -> FinishedJob {
@@ -365,6 +425,11 @@ impl RunState {
             agent_id: job.agent_id.clone(),
         }
     }
+}
+
+/// Why a job failed that the queue had no room for.
+pub(crate) fn queue_full(most: u64) -> String {
+    format!("{most} jobs wait for agents already (queue.max_depth); add agents, or run it again later")
 }
 
 /// The variants of one base name as one result; none while one is open.

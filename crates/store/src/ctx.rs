@@ -20,12 +20,28 @@ pub(crate) struct Shared {
     /// Marks this store's own notifications on PostgreSQL.
     pub(crate) mark: Uuid,
     locks: Mutex<HashMap<String, Arc<Vec<u8>>>>,
+    room: Mutex<Option<Room>>,
+}
+
+/// How many more jobs the queue takes. Measured from time to time, counted down in between: a soft limit.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    max: u64,
+    left: u64,
 }
 
 impl Shared {
     pub(crate) fn new(node: InstanceId, clock: Arc<dyn Clock>, ids: Arc<dyn IdSource>) -> Self {
         let mark = ids.uuid();
-        Self { node, clock, ids, mark, locks: Mutex::new(HashMap::new()) }
+        Self { node, clock, ids, mark, locks: Mutex::default(), room: Mutex::default() }
+    }
+}
+
+impl Shared {
+    /// Says how many jobs wait and how many may; see `Ctx::take_room`.
+    pub(crate) fn set_room(&self, max: u64, pending: u64) {
+        *self.room.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Room { max, left: max.saturating_sub(pending) });
     }
 }
 
@@ -40,6 +56,11 @@ pub(crate) struct Ctx {
 impl Ctx {
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
         Self { shared: Arc::clone(shared), now: shared.clock.now(), topics: Mutex::default() }
+    }
+
+    /// Now, not when the operation began: for times that must not run against those of whoever held a lock before.
+    pub(crate) fn later(&self) -> Ts {
+        self.shared.clock.now()
     }
 
     /// This instance.
@@ -62,6 +83,20 @@ impl Ctx {
         let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
         if !topics.contains(&topic) {
             topics.push(topic);
+        }
+    }
+
+    /// Room for one more job in the queue; else how many it takes. A transaction that is undone gives nothing back, the next
+    /// measurement does.
+    pub(crate) fn take_room(&self) -> Result<(), u64> {
+        let mut room = self.shared.room.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *room {
+            None => Ok(()),
+            Some(Room { max, left: 0 }) => Err(*max),
+            Some(room) => {
+                room.left -= 1;
+                Ok(())
+            }
         }
     }
 

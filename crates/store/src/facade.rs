@@ -85,6 +85,7 @@ pub struct Store {
 struct Inner {
     backend: Backend,
     notifier: Notifier,
+    shared: Arc<Shared>,
 }
 
 enum Backend {
@@ -107,15 +108,15 @@ impl Store {
                 return Err(StoreError::Config("the database needs a file: `sqlite:PATH`".to_owned()));
             }
             let (durability, readers) = (config.durability, config.pool_max.min(4));
-            Backend::Sqlite(Sqlite::open(path.into(), durability, readers, shared, notifier.clone()).await?)
+            Backend::Sqlite(Sqlite::open(path.into(), durability, readers, shared.clone(), notifier.clone()).await?)
         } else if config.url.starts_with("postgres://") || config.url.starts_with("postgresql://") {
             let (durability, max) = (config.durability, config.pool_max);
-            Backend::Pg(Postgres::open(config.url, durability, max, shared, notifier.clone()).await?)
+            Backend::Pg(Postgres::open(config.url, durability, max, shared.clone(), notifier.clone()).await?)
         } else {
             // The address may hold a password: it is not repeated here.
             return Err(StoreError::Config("the database must be `sqlite:PATH` or `postgres://…`".to_owned()));
         };
-        Ok(Self { inner: Arc::new(Inner { backend, notifier }) })
+        Ok(Self { inner: Arc::new(Inner { backend, notifier, shared }) })
     }
 
     /// Brings the schema up to date under a lock; returns the names of the migrations that were applied. On PostgreSQL the
@@ -144,6 +145,12 @@ impl Store {
             Backend::Sqlite(sqlite) => sqlite.close().await,
             Backend::Pg(pg) => pg.close().await,
         }
+    }
+
+    /// Sets how many jobs may wait for an agent, `pending` of which do now. Those that become ready beyond that fail with
+    /// `queue_full`; what goes back to the queue is always taken. Without a call there is no limit.
+    pub fn limit_queue(&self, max: u64, pending: u64) {
+        self.inner.shared.set_room(max, pending);
     }
 
     /// Which database: `sqlite` or `postgres`.
@@ -284,6 +291,24 @@ facade! {
     /// although they were given as `Pending`.
     write(Lane::of(done.id.uuid())) deliveries::delivery_process(done: ProcessedDelivery, activate: Arc<dyn Activate>) -> Processed;
 
+    // ---- retention: what is older than `before`, at most `limit`, and never what is still open
+    /// Deletes ended rows of the queue; returns how many.
+    write(Lane::META) retention::queue_prune(before: Ts, limit: u32) -> u64;
+    /// Bodies in the object store: delete the object, then call `delivery_body_moved`.
+    read retention::payloads_older(before: Ts, limit: u32) -> Vec<(DeliveryRowId, String)>;
+    /// Deletes decision traces; returns how many.
+    write(Lane::META) retention::traces_prune(before: Ts, limit: u32) -> u64;
+    /// Deletes finished deliveries that have no body in the object store; returns how many.
+    write(Lane::META) retention::deliveries_prune(before: Ts, limit: u32) -> u64;
+    /// Runs that ended and whose logs were not removed yet: delete the objects, then call `run_logs_gone`.
+    read retention::runs_with_old_logs(before: Ts, limit: u32) -> Vec<RunId>;
+    /// The logs of these runs are removed.
+    write(Lane::META) retention::run_logs_gone(ids: Vec<RunId>) -> ();
+    /// Runs that ended: delete their objects, then call `runs_prune`.
+    read retention::runs_older(before: Ts, limit: u32) -> Vec<RunId>;
+    /// Deletes runs that have ended, with all their rows; returns how many.
+    write(Lane::META) retention::runs_prune(ids: Vec<RunId>) -> u64;
+
     // ---- runs
     /// Creates a run. With a request key `(scope, key)`, a repetition returns the run of the first call.
     write(Lane::of(run.id.uuid())) runs::run_create(run: NewRun, request_key: Option<(String, String)>, activate: Arc<dyn Activate>) -> CreatedRun;
@@ -325,6 +350,19 @@ facade! {
     write(Lane::of(request.run_id.uuid())) runs::run_cancel(request: CancelRequest, activate: Arc<dyn Activate>) -> CancelOutcome;
     /// A job notices its cancel: `running` becomes `cancelling`, with the time by which it is enforced.
     write(Lane::of(job.run_id.uuid())) runs::job_cancelling(job: JobRef, agent_id: AgentId, deadline: Option<Ts>) -> Guarded;
+    /// How many jobs wait for an agent, counted up to `most`.
+    read queue_lists::queue_waiting(most: u64) -> u64;
+    /// What runs have yet to learn of their slots: `run_advance` those that got one, cancel those that a newer run wants to
+    /// end. Oldest first.
+    read slots::slot_news(limit: u32) -> Vec<SlotNews>;
+    /// The claims of a run and its jobs on concurrency groups, also those that are over, in the order in which they came.
+    read slots::slots_of_run(id: RunId) -> Vec<Slot>;
+    /// Who waits for a slot since `before` or longer.
+    read slots::slots_waiting_since(before: Ts, limit: u32) -> Vec<SlotWait>;
+    /// Ends the wait for a slot: what waits fails. None when it does not wait any more.
+    write(Lane::of(wait.run_id.uuid())) slots::slot_expire(wait: SlotWait, message: String, activate: Arc<dyn Activate>) -> Option<Effects>;
+    /// Takes slots back from runs that have ended, if any were left with them; returns in how many groups.
+    write(Lane::META) slots::slots_reclaim(limit: u32) -> u64;
     /// Plans a repetition of a run: all jobs, or those that did not end well and what needs them.
     read run_lists::run_rerun_plan(id: RunId, failed_only: bool) -> Rerun;
     /// Runs that are not terminal, oldest first.

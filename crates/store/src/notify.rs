@@ -13,6 +13,8 @@ pub enum Topic {
     Deliveries,
     /// Rows of the dispatch queue wait for an agent.
     Queue,
+    /// There is news for those that wait for slots of concurrency groups, or have them.
+    Slots,
     /// Something of this run.
     Run(RunId),
     /// A token was revoked.
@@ -34,6 +36,7 @@ impl Wakeup {
         match self {
             Self::Changed(Topic::Deliveries) => "deliveries".to_owned(),
             Self::Changed(Topic::Queue) => "queue".to_owned(),
+            Self::Changed(Topic::Slots) => "slots".to_owned(),
             Self::Changed(Topic::Revocations) => "revocations".to_owned(),
             Self::Changed(Topic::Run(id)) => format!("run:{}", id.uuid()),
             Self::Missed => "all".to_owned(),
@@ -45,6 +48,7 @@ impl Wakeup {
         match text {
             "deliveries" => Self::Changed(Topic::Deliveries),
             "queue" => Self::Changed(Topic::Queue),
+            "slots" => Self::Changed(Topic::Slots),
             "revocations" => Self::Changed(Topic::Revocations),
             other => other
                 .strip_prefix("run:")

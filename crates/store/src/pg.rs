@@ -30,6 +30,12 @@ pub(crate) mod backend {
     /// True when only one instance can use the database.
     pub(crate) const SINGLE_NODE: bool = false;
 
+    /// Waits for its turn among all transactions that name the same key, and keeps it until its end.
+    pub(crate) async fn take_turn(conn: &mut Conn, key: i64) -> diesel::QueryResult<()> {
+        let lock = diesel::sql_query("SELECT pg_advisory_xact_lock($1)").bind::<diesel::sql_types::BigInt, _>(key);
+        diesel_async::RunQueryDsl::execute(lock, conn).await.map(drop)
+    }
+
     pub(crate) mod sql {
         pub(crate) use diesel::sql_types::{Timestamptz as Ts, Uuid as Id};
     }

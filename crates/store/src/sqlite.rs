@@ -34,6 +34,11 @@ pub(crate) mod backend {
     /// True when only one instance can use the database.
     pub(crate) const SINGLE_NODE: bool = true;
 
+    /// Nothing to wait for: there is one writer, and its transactions begin by locking the database.
+    pub(crate) async fn take_turn(_: &mut Conn, _: i64) -> diesel::QueryResult<()> {
+        Ok(())
+    }
+
     pub(crate) mod sql {
         pub(crate) use diesel::sql_types::{BigInt as Ts, Text as Id};
     }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use clap::Subcommand;
 use kici_api::client::Client;
 use kici_api::dto::runs::{
-    CancelRun, FailureView, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
+    CancelRun, FailureView, HandOverView, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView,
+    TriggerRun,
 };
 use kici_engine::ids::{DeliveryRowId, RunId};
 use kici_engine::time::Ts;
@@ -214,10 +215,11 @@ fn people(out: &Output, detail: &RunDetail, steps: Option<&[StepView]>) -> Strin
         ("finished", time(run.finished_at)),
         ("took", run.started_at.map(|at| out.took(Some(at), run.finished_at)).unwrap_or_default()),
     ]);
-    let columns: [Column<'_, JobView>; 5] = [
+    let columns: [Column<'_, JobView>; 6] = [
         ("JOB", Box::new(|j| text(&j.name))),
         ("STATUS", Box::new(|j| status(j.status.as_str()))),
         ("AGENT", Box::new(|j| optional(j.agent_id.as_ref()))),
+        ("TRY", Box::new(|j| text(j.attempt))),
         ("TOOK", Box::new(|j| text(out.took(j.started_at, j.finished_at)))),
         (
             "WHY",
@@ -227,6 +229,19 @@ fn people(out: &Output, detail: &RunDetail, steps: Option<&[StepView]>) -> Strin
         ),
     ];
     let mut people = format!("{head}\n{}", out.table(&detail.jobs, &columns));
+    let earlier: Vec<(&JobView, &HandOverView)> =
+        detail.jobs.iter().flat_map(|job| job.earlier.iter().map(move |once| (job, once))).collect();
+    if !earlier.is_empty() {
+        let columns: [Column<'_, (&JobView, &HandOverView)>; 5] = [
+            ("EARLIER", Box::new(|(job, _)| text(&job.name))),
+            ("EPOCH", Box::new(|(_, once)| text(once.epoch))),
+            ("AGENT", Box::new(|(_, once)| text(&once.agent_id))),
+            ("END", Box::new(|(_, once)| optional(once.outcome.as_ref()))),
+            ("WHY", Box::new(|(_, once)| optional(once.reason.as_ref()))),
+        ];
+        people.push('\n');
+        people.push_str(&out.table(&earlier, &columns));
+    }
     if let Some(steps) = steps {
         let job =
             |step: &StepView| detail.jobs.iter().find(|job| job.id == step.job_id).map_or("", |job| job.name.as_str());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use kici_api::client::Client;
-use kici_api::dto::logs::{EndReason, FollowEvent, FollowRequest, LogStream};
+use kici_api::dto::logs::{EndReason, FollowEvent, FollowRequest, LogQuery, LogStream};
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::state::RunStatus;
 
@@ -26,6 +26,9 @@ pub(crate) struct Logs {
     /// Only this step: name, key or number
     #[arg(long)]
     step: Option<String>,
+    /// An earlier hand-over of the job, as `run show` lists them
+    #[arg(long, requires = "job", conflicts_with = "follow")]
+    epoch: Option<u32>,
     /// With the time of each line
     #[arg(long)]
     timestamps: bool,
@@ -74,6 +77,9 @@ impl Printer<'_> {
 
 /// Prints logs; exit code 8 when lines are missing at the end.
 pub(crate) async fn logs(out: &Output, client: &Client, logs: Logs) -> Result<u8, Failure> {
+    if let (Some(job), Some(epoch)) = (&logs.job, logs.epoch) {
+        return earlier(out, client, &logs, job, epoch).await;
+    }
     let prefixed = logs.job.is_none();
     let mut printer = Printer { out, jobs: BTreeMap::new(), width: 0, prefixed, timestamps: logs.timestamps };
     let request = FollowRequest { job: logs.job, step: logs.step, follow: logs.follow, ..FollowRequest::default() };
@@ -93,6 +99,36 @@ pub(crate) async fn logs(out: &Output, client: &Client, logs: Logs) -> Result<u8
             }
             FollowEvent::End { reason, status } => code = ended(out, logs.follow, reason, status),
             _ => {}
+        }
+    }
+    Ok(code)
+}
+
+/// The logs of an earlier hand-over: nothing is added to them any more.
+async fn earlier(out: &Output, client: &Client, logs: &Logs, job: &str, epoch: u32) -> Result<u8, Failure> {
+    let printer = Printer { out, jobs: BTreeMap::new(), width: 0, prefixed: false, timestamps: logs.timestamps };
+    let mut code = 0;
+    for step in client.steps_at(logs.run, job, epoch).await? {
+        let named = |wanted: &str| wanted == step.key || wanted == step.name || wanted == step.ordinal.to_string();
+        if !logs.step.as_deref().is_none_or(named) {
+            continue;
+        }
+        let mut query = LogQuery { epoch: Some(epoch), ..LogQuery::default() };
+        loop {
+            let range = client.step_logs(logs.run, job, &step.key, &query).await?;
+            let complete = range.complete;
+            if out.format == Format::Table {
+                for line in &range.lines {
+                    printer.line(step.job_id, line.at, line.stream, &line.text)?;
+                }
+            } else {
+                out.json_line(&range)?;
+            }
+            if range.lines.is_empty() {
+                code = if complete { code } else { PARTIAL };
+                break;
+            }
+            query.from_seq = range.next_seq;
         }
     }
     Ok(code)

@@ -15,3 +15,4 @@ mod scope;
 mod sessions;
 mod stack;
 mod surroundings;
+mod turns;

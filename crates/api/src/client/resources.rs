@@ -49,6 +49,12 @@ impl Client {
         self.get(path!(RUNS, &id.to_string(), "steps"), &[("job", job)]).await
     }
 
+    /// The steps of a job at an earlier hand-over.
+    pub async fn steps_at(&self, id: RunId, job: &str, epoch: u32) -> Answer<Vec<StepView>> {
+        let epoch = epoch.to_string();
+        self.get(path!(RUNS, &id.to_string(), "steps"), &[("job", job), ("epoch", &epoch)]).await
+    }
+
     /// A range of one step's log.
     pub async fn step_logs(&self, id: RunId, job: &str, step: &str, query: &LogQuery) -> Answer<LogRange> {
         self.get(path!(RUNS, &id.to_string(), "jobs", job, "steps", step, "logs"), query).await

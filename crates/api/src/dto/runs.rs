@@ -87,6 +87,42 @@ pub struct RunDetail {
     pub request_id: Option<String>,
     /// Its jobs in the order of the workflow.
     pub jobs: Vec<JobView>,
+    /// Its slots in concurrency groups, and those of its jobs, in the order in which they were asked for.
+    #[serde(default)]
+    pub slots: Vec<SlotView>,
+}
+
+/// A slot of a concurrency group that a run or a job has or had, or waits for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SlotView {
+    /// The job; none when it is the run as a whole.
+    #[schema(value_type = Option<String>)]
+    pub job_id: Option<JobId>,
+    /// Name of the group; it belongs to the repository.
+    pub group: String,
+    /// How many may be active at once.
+    pub max: u32,
+    /// `queued`, `active`, `completed` or `cancelled`.
+    pub status: String,
+    /// Its place among those that wait, from 1.
+    pub place: Option<u32>,
+    /// How many wait.
+    pub waiting: u32,
+    /// While it waits: the runs that have the slots.
+    #[schema(value_type = Vec<String>)]
+    pub held_by: Vec<RunId>,
+    /// A newer run that cancels this one.
+    #[schema(value_type = Option<String>)]
+    pub superseded_by: Option<RunId>,
+    /// When it was asked for.
+    #[schema(value_type = String, format = DateTime)]
+    pub created_at: Ts,
+    /// When it was given.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub acquired_at: Option<Ts>,
+    /// When it was given back, or the wait ended.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub ended_at: Option<Ts>,
 }
 
 /// One job.
@@ -120,6 +156,9 @@ pub struct JobView {
     pub epoch: u32,
     /// 1 for the first attempt, one more for each retry.
     pub attempt: u32,
+    /// Hand-overs before the last one, oldest first; only in the detail of a run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<HandOverView>,
     /// Why nobody takes it, while it waits.
     pub routing_reason: Option<String>,
     /// Its outputs.
@@ -140,6 +179,25 @@ pub struct JobView {
     /// When it ended.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub finished_at: Option<Ts>,
+}
+
+/// One time that a job was handed to an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HandOverView {
+    /// Its number; steps and logs are kept by it.
+    pub epoch: u32,
+    /// The agent.
+    pub agent_id: String,
+    /// When it was claimed for the agent.
+    #[schema(value_type = String, format = DateTime)]
+    pub at: Ts,
+    /// When it was over.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub ended_at: Option<Ts>,
+    /// `retried` after a failure, `requeued` when it was never started there.
+    pub outcome: Option<String>,
+    /// Why it was over.
+    pub reason: Option<String>,
 }
 
 /// One edge to a needed job.

@@ -209,7 +209,7 @@ impl Follower {
             }
         }
         let one = (wanted.len() == 1).then(|| JobRef::Id(wanted[0].id));
-        let steps = self.ports.runs.steps(&self.caller, self.run, one.as_ref()).await?;
+        let steps = self.ports.runs.steps(&self.caller, self.run, one.as_ref(), None).await?;
         for step in steps.iter().filter(|step| wanted.iter().any(|job| job.id == step.job_id)) {
             self.apply_step(step);
         }

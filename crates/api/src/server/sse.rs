@@ -155,7 +155,7 @@ async fn subscribe(ports: &Ports, caller: &Caller, topic: Topic) -> Result<Subsc
     match &topic {
         Topic::Run(run) => drop(ports.runs.get(caller, *run).await?),
         Topic::Log { run, job, step } => {
-            let steps = ports.runs.steps(caller, *run, Some(&JobRef::Id(*job))).await?;
+            let steps = ports.runs.steps(caller, *run, Some(&JobRef::Id(*job)), None).await?;
             next_seq = steps.iter().find(|view| view.key == *step).map_or(0, |view| view.log.lines);
         }
         Topic::Agents | Topic::Dlq if caller.routing_key.is_some() => {

@@ -131,6 +131,7 @@ fn job_view(run: RunId, job: JobId) -> JobView {
         agent_id: Some("agent-1".to_owned()),
         epoch: 1,
         attempt: 1,
+        earlier: Vec::new(),
         routing_reason: None,
         outputs: BTreeMap::new(),
         log_bytes: 0,
@@ -183,6 +184,7 @@ impl Runs for Fake {
             inputs: BTreeMap::new(),
             request_id: None,
             jobs: world.jobs.iter().filter(|job| job.run_id == run).cloned().collect(),
+            slots: Vec::new(),
         })
     }
 
@@ -190,7 +192,13 @@ impl Runs for Fake {
         Runs::get(self, caller, run).await.map(|detail| detail.jobs)
     }
 
-    async fn steps(&self, caller: &Caller, run: RunId, job: Option<&JobRef>) -> Answer<Vec<StepView>> {
+    async fn steps(
+        &self,
+        caller: &Caller,
+        run: RunId,
+        job: Option<&JobRef>,
+        epoch: Option<u32>,
+    ) -> Answer<Vec<StepView>> {
         let jobs = Runs::jobs(self, caller, run).await?;
         let named = |view: &JobView| match job {
             None => true,
@@ -198,11 +206,17 @@ impl Runs for Fake {
             Some(JobRef::Name(name)) => view.name == *name,
         };
         let ids: Vec<JobId> = jobs.iter().filter(|view| named(view)).map(|view| view.id).collect();
-        Ok(self.reach()?.steps.iter().filter(|step| ids.contains(&step.job_id)).cloned().collect())
+        Ok(self
+            .reach()?
+            .steps
+            .iter()
+            .filter(|step| ids.contains(&step.job_id) && epoch.is_none_or(|epoch| step.epoch == epoch))
+            .cloned()
+            .collect())
     }
 
     async fn logs(&self, caller: &Caller, request: &LogRequest) -> Answer<LogRange> {
-        let steps = Runs::steps(self, caller, request.run, Some(&request.job)).await?;
+        let steps = Runs::steps(self, caller, request.run, Some(&request.job), None).await?;
         let named = |view: &&StepView| match &request.step {
             StepRef::Ordinal(ordinal) => view.ordinal == *ordinal,
             StepRef::Key(key) => view.key == *key,

@@ -8,7 +8,7 @@ use kici_api::dto::agents::{AgentFilter, AgentStatus, AgentView, DrainAgent, Job
 use kici_api::dto::queue::{AgentVerdict, QueueEntry, QueueExplanation, QueueFilter};
 use kici_api::page::{PageRequest, Position, Slice};
 use kici_api::ports::{Agents, Answer, Caller, Queue};
-use kici_api::problem::Problem;
+use kici_api::problem::{Code, Problem};
 use kici_dispatch::Dispatcher;
 use kici_engine::hosts::HostStatus;
 use kici_engine::ids::{AgentId, InstanceId, JobId};
@@ -16,7 +16,7 @@ use kici_engine::lock::Matcher;
 use kici_engine::state::QueueStatus;
 use kici_store::{Store, model};
 
-use super::fault;
+use super::{fault, views};
 
 /// Most rows of the queue that one request looks at.
 const MAX_ROWS: u32 = 10_000;
@@ -140,7 +140,9 @@ impl Fleet {
     /// A row of the caller's scope and its job.
     async fn row(&self, caller: &Caller, id: JobId) -> Answer<(model::QueueRow, Option<model::Job>)> {
         let missing = || Problem::not_found(format!("job {id} in the queue"));
-        let row = self.store.queue_get(id).await.map_err(fault::store)?.ok_or_else(missing)?;
+        let Some(row) = self.store.queue_get(id).await.map_err(fault::store)? else {
+            return Err(self.not_queued(caller, id).await?.unwrap_or_else(missing));
+        };
         if caller.routing_key.is_some() {
             let run = self.store.run_get(row.run_id).await.map_err(fault::store)?.ok_or_else(missing)?;
             if !caller.sees(&run.event.routing_key) {
@@ -149,6 +151,18 @@ impl Fleet {
         }
         let job = self.store.job_get(id).await.map_err(fault::store)?;
         Ok((row, job))
+    }
+
+    /// Why a job is not in the queue, where there is more to say than that: it waits for a slot.
+    async fn not_queued(&self, caller: &Caller, id: JobId) -> Answer<Option<Problem>> {
+        let Some(job) = self.store.job_get(id).await.map_err(fault::store)? else { return Ok(None) };
+        let run = self.store.run_get(job.run_id).await.map_err(fault::store)?;
+        if !run.is_some_and(|run| caller.sees(&run.event.routing_key)) {
+            return Ok(None);
+        }
+        let slots = self.store.slots_of_run(job.run_id).await.map_err(fault::store)?;
+        let why = views::wait_reason(&job, &slots);
+        Ok(why.map(|why| Problem::new(Code::Conflict, format!("job {id} is not in the queue: it {why}"))))
     }
 }
 

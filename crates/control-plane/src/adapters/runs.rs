@@ -13,6 +13,7 @@ use kici_api::problem::{Code, Problem};
 use kici_dispatch::{DispatchError, Dispatcher};
 use kici_engine::ids::RunId;
 use kici_engine::state::FailureReason;
+use kici_engine::time::Clock;
 use kici_events::{Manual, Planner, SourceBook};
 use kici_store::Store;
 use kici_store::model::{self, CreatedRun, Rerun};
@@ -28,6 +29,9 @@ pub(crate) struct RunBook {
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) logs: LogReader,
     pub(crate) announcer: Arc<announce::Announcer>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Runs that ended this long ago are removed; 0 is never.
+    pub(crate) runs_days: u32,
 }
 
 impl RunBook {
@@ -40,14 +44,34 @@ impl RunBook {
 
     /// A run that the caller may see.
     async fn visible(&self, caller: &Caller, id: RunId) -> Answer<model::Run> {
-        let run = self.store.run_get(id).await.map_err(fault::store)?;
-        run.filter(|run| caller.sees(&run.event.routing_key)).ok_or_else(|| Problem::not_found(format!("run {id}")))
+        match self.store.run_get(id).await.map_err(fault::store)? {
+            Some(run) if caller.sees(&run.event.routing_key) => Ok(run),
+            None if self.expired(id) => {
+                let days = self.runs_days;
+                let detail = format!("run {id} is no longer kept: expired (retention.runs_days is {days})");
+                Err(Problem::new(Code::Gone, detail))
+            }
+            _ => Err(Problem::not_found(format!("run {id}"))),
+        }
     }
 
-    async fn jobs_of(&self, run: RunId) -> Answer<Vec<JobView>> {
-        let jobs = self.store.jobs_of_run(run).await.map_err(fault::store)?;
-        let edges = self.store.needs_of_run(run).await.map_err(fault::store)?;
-        Ok(jobs.iter().map(|job| views::job(job, &edges)).collect())
+    /// Whether a run of this id would be too old to be kept: ids say when they were made.
+    fn expired(&self, id: RunId) -> bool {
+        let Some(made) = id.uuid().get_timestamp().filter(|_| self.runs_days > 0) else { return false };
+        let (seconds, _) = made.to_unix();
+        let age = self.clock.now().as_micros() / 1_000_000 - i64::try_from(seconds).unwrap_or(i64::MAX);
+        age > i64::from(self.runs_days) * 86_400
+    }
+
+    async fn jobs_of(&self, run: &model::Run) -> Answer<(Vec<JobView>, Vec<model::Slot>)> {
+        let jobs = self.store.jobs_of_run(run.id).await.map_err(fault::store)?;
+        let edges = self.store.needs_of_run(run.id).await.map_err(fault::store)?;
+        let takes_turns = run.concurrency.is_some() || jobs.iter().any(|job| job.group_name.is_some());
+        let slots = match takes_turns {
+            true => self.store.slots_of_run(run.id).await.map_err(fault::store)?,
+            false => Vec::new(),
+        };
+        Ok((jobs.iter().map(|job| views::job(job, &edges, &slots)).collect(), slots))
     }
 
     async fn job(&self, run: RunId, wanted: &JobRef) -> Answer<model::Job> {
@@ -118,28 +142,41 @@ impl Runs for RunBook {
 
     async fn get(&self, caller: &Caller, id: RunId) -> Answer<RunDetail> {
         let run = self.visible(caller, id).await?;
+        let (mut jobs, slots) = self.jobs_of(&run).await?;
+        for job in jobs.iter_mut().filter(|job| job.epoch > 1) {
+            let history = self.store.dispatch_history(job.id).await.map_err(fault::store)?;
+            let earlier = history.into_iter().filter(|record| record.epoch < job.epoch);
+            job.earlier = earlier.map(views::hand_over).collect();
+        }
         Ok(RunDetail {
             run: views::run(&run),
             delivery_id: run.delivery_id,
             cancelled_by: run.cancelled_by,
             inputs: run.inputs,
             request_id: Some(run.request_id),
-            jobs: self.jobs_of(id).await?,
+            jobs,
+            slots: slots.into_iter().map(views::slot).collect(),
         })
     }
 
     async fn jobs(&self, caller: &Caller, id: RunId) -> Answer<Vec<JobView>> {
-        self.visible(caller, id).await?;
-        self.jobs_of(id).await
+        let run = self.visible(caller, id).await?;
+        Ok(self.jobs_of(&run).await?.0)
     }
 
-    async fn steps(&self, caller: &Caller, id: RunId, job: Option<&JobRef>) -> Answer<Vec<StepView>> {
+    async fn steps(
+        &self,
+        caller: &Caller,
+        id: RunId,
+        job: Option<&JobRef>,
+        epoch: Option<u32>,
+    ) -> Answer<Vec<StepView>> {
         self.visible(caller, id).await?;
         let steps = match job {
             None => self.store.steps_of_run(id).await.map_err(fault::store)?,
             Some(job) => {
                 let job = self.job(id, job).await?;
-                self.store.steps_of_job(job.id, job.dispatch_epoch).await.map_err(fault::store)?
+                self.store.steps_of_job(job.id, epoch.unwrap_or(job.dispatch_epoch)).await.map_err(fault::store)?
             }
         };
         let mut views = Vec::with_capacity(steps.len());
@@ -152,6 +189,11 @@ impl Runs for RunBook {
 
     async fn logs(&self, caller: &Caller, request: &LogRequest) -> Answer<LogRange> {
         let run = self.visible(caller, request.run).await?;
+        if let Some(at) = run.logs_expired_at {
+            let detail =
+                format!("the logs of run {} are no longer kept: expired on {at} (retention.logs_days)", run.id);
+            return Err(Problem::new(Code::Gone, detail));
+        }
         let job = self.job(request.run, &request.job).await?;
         let epoch = request.epoch.unwrap_or(job.dispatch_epoch);
         let step = match &request.step {

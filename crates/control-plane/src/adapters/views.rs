@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use kici_api::dto::events::DeliveryView;
-use kici_api::dto::runs::{FailureView, JobView, LogTotals, NeedView, RunView, StepView};
+use kici_api::dto::runs::{FailureView, HandOverView, JobView, LogTotals, NeedView, RunView, SlotView, StepView};
 use kici_api::page::{PageRequest, Position, Slice};
+use kici_engine::state::JobStatus;
 use kici_store::model::{self, Cursor, Listed, NeedEdge, Page};
 use serde_json::Value as Json;
 
@@ -48,7 +49,7 @@ pub(super) fn run(run: &model::Run) -> RunView {
     }
 }
 
-pub(super) fn job(job: &model::Job, edges: &[NeedEdge]) -> JobView {
+pub(super) fn job(job: &model::Job, edges: &[NeedEdge], slots: &[model::Slot]) -> JobView {
     let failure = job.failure_reason.map(|reason| FailureView {
         reason,
         class: reason.class(),
@@ -72,11 +73,12 @@ pub(super) fn job(job: &model::Job, edges: &[NeedEdge]) -> JobView {
         needs,
         status: job.status,
         // A skipped job has a reason without a failure; it is shown where the others show theirs.
-        routing_reason: job.routing_reason.clone().or_else(|| skip_reason(job)),
+        routing_reason: job.routing_reason.clone().or_else(|| wait_reason(job, slots)).or_else(|| skip_reason(job)),
         failure,
         agent_id: job.agent_id.as_ref().map(ToString::to_string),
         epoch: job.dispatch_epoch,
         attempt: job.attempt,
+        earlier: Vec::new(),
         outputs: job.outputs.clone(),
         log_bytes: job.log_bytes,
         timeout_ms: job.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
@@ -84,6 +86,50 @@ pub(super) fn job(job: &model::Job, edges: &[NeedEdge]) -> JobView {
         ready_at: job.ready_at,
         started_at: job.started_at,
         finished_at: job.finished_at,
+    }
+}
+
+/// What a waiting job waits for: its own slot, else that of its run.
+pub(super) fn wait_reason(job: &model::Job, slots: &[model::Slot]) -> Option<String> {
+    if job.status != JobStatus::Waiting {
+        return None;
+    }
+    let queued = |slot: &&model::Slot| slot.status == model::SlotStatus::Queued;
+    let of = |wanted| slots.iter().filter(queued).find(|slot| slot.job_id == wanted);
+    let slot = of(None).or_else(|| of(Some(job.id)))?;
+    let holders = slot.held_by.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let place = match slot.place {
+        Some(place) => format!("place {place} of {}", slot.waiting),
+        None => "superseded by a newer run".to_owned(),
+    };
+    let holders = if holders.is_empty() { String::new() } else { format!(", held by {holders}") };
+    Some(format!("waits for a slot of concurrency group `{}`: {place}{holders}", slot.group))
+}
+
+pub(super) fn hand_over(record: model::DispatchRecord) -> HandOverView {
+    HandOverView {
+        epoch: record.epoch,
+        agent_id: record.agent_id.to_string(),
+        at: record.dispatched_at,
+        ended_at: record.ended_at,
+        outcome: record.outcome,
+        reason: record.reason,
+    }
+}
+
+pub(super) fn slot(slot: model::Slot) -> SlotView {
+    SlotView {
+        job_id: slot.job_id,
+        group: slot.group,
+        max: slot.max,
+        status: slot.status.as_str().to_owned(),
+        place: slot.place,
+        waiting: slot.waiting,
+        held_by: slot.held_by,
+        superseded_by: slot.superseded_by,
+        created_at: slot.created_at,
+        acquired_at: slot.acquired_at,
+        ended_at: slot.ended_at,
     }
 }
 

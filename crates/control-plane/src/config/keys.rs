@@ -184,6 +184,12 @@ pub const KEYS: &[Key] = &[
         &["KICI_QUEUE_MAX_DEPTH"],
     ),
     key(
+        "queue.backpressure_threshold",
+        Kind::Number(0, 10_000_000),
+        Some("100"),
+        "More waiting jobs than this for two measurements, 5 s apart, are warned about; 0 never warns.",
+    ),
+    key(
         "queue.timeout_ms",
         Kind::Number(0, MS_MAX),
         Some("3600000"),
@@ -194,6 +200,24 @@ pub const KEYS: &[Key] = &[
         Kind::Number(1, 100),
         Some("5"),
         "Deliveries of a job to agents before it fails with `gave_up`.",
+    ),
+    key(
+        "queue.row_ttl_days",
+        Kind::Number(0, 36_500),
+        Some("30"),
+        "Rows of ended jobs leave the queue after this; 0 keeps them.",
+    ),
+    key(
+        "retention.logs_days",
+        Kind::Number(0, 36_500),
+        Some("90"),
+        "Logs of runs that ended this long ago are removed; 0 keeps them.",
+    ),
+    key(
+        "retention.runs_days",
+        Kind::Number(0, 36_500),
+        Some("365"),
+        "Runs that ended this long ago are removed, with their logs; 0 keeps them.",
     ),
     key(
         "queue.unroutable_grace_ms",
@@ -230,6 +254,12 @@ pub const KEYS: &[Key] = &[
             "Most hosts that one `runs_on_all` job goes to; a job that means more fails.",
         ),
         &["KICI_MAX_FANOUT_HOSTS"],
+    ),
+    key(
+        "concurrency.wait_timeout_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("3600000"),
+        "A run or job that waited this long for a slot of its concurrency group fails.",
     ),
     key(
         "stale.job_heartbeat_ms",

@@ -35,6 +35,8 @@ pub struct Config {
     pub ingest: IngestConfig,
     /// `event_log.*`.
     pub event_log: EventLogConfig,
+    /// `retention.*` and its kin.
+    pub retention: RetentionConfig,
     /// `lockfile_cache.max`.
     pub workflow_cache_entries: usize,
     /// `agent.*`, `queue.*` and `stale.*`.
@@ -77,6 +79,21 @@ pub struct IngestConfig {
     pub max_attempts: u32,
 }
 
+/// What is kept for how many days; 0 is for ever.
+#[derive(Clone, Copy, Debug)]
+pub struct RetentionConfig {
+    /// `event_log.payload_days`; also for decision traces.
+    pub payload_days: u32,
+    /// `event_log.row_days`.
+    pub delivery_days: u32,
+    /// `queue.row_ttl_days`.
+    pub queue_days: u32,
+    /// `retention.logs_days`.
+    pub logs_days: u32,
+    /// `retention.runs_days`.
+    pub runs_days: u32,
+}
+
 /// `event_log.*`.
 #[derive(Clone, Debug)]
 pub struct EventLogConfig {
@@ -93,12 +110,18 @@ pub struct DispatchKeys {
     pub recovery_window: Duration,
     /// `agent.ownership_check_timeout_ms`.
     pub ownership_check_timeout: Duration,
+    /// `queue.max_depth`.
+    pub max_depth: u64,
+    /// `queue.backpressure_threshold`; 0 never warns.
+    pub backpressure_threshold: u64,
     /// `queue.timeout_ms`; none waits for ever.
     pub queue_timeout: Option<Duration>,
     /// `queue.max_attempts`.
     pub max_attempts: u32,
     /// `queue.unroutable_grace_ms`; none waits.
     pub unroutable_grace: Option<Duration>,
+    /// `concurrency.wait_timeout_ms`.
+    pub concurrency_wait: Duration,
     /// `stale.job_heartbeat_ms`.
     pub job_heartbeat: Duration,
     /// `stale.threshold_multiplier`.
@@ -163,14 +186,24 @@ impl Config {
                 max_attempts: values.small("ingest.max_attempts"),
             },
             event_log: EventLogConfig { max_payload_bytes: values.size("event_log.max_payload_bytes") },
+            retention: RetentionConfig {
+                payload_days: values.small("event_log.payload_days"),
+                delivery_days: values.small("event_log.row_days"),
+                queue_days: values.small("queue.row_ttl_days"),
+                logs_days: values.small("retention.logs_days"),
+                runs_days: values.small("retention.runs_days"),
+            },
             workflow_cache_entries: values.size("lockfile_cache.max"),
             dispatch: DispatchKeys {
                 ack_timeout: values.millis("agent.dispatch_ack_timeout_ms"),
                 recovery_window: values.millis("agent.recovery_window_ms"),
                 ownership_check_timeout: values.millis("agent.ownership_check_timeout_ms"),
+                max_depth: values.number("queue.max_depth"),
+                backpressure_threshold: values.number("queue.backpressure_threshold"),
                 queue_timeout: limit(values.number("queue.timeout_ms")),
                 max_attempts: values.small("queue.max_attempts"),
                 unroutable_grace: limit(values.number("queue.unroutable_grace_ms")),
+                concurrency_wait: values.millis("concurrency.wait_timeout_ms"),
                 job_heartbeat: values.millis("stale.job_heartbeat_ms"),
                 stale_multiplier: values.small("stale.threshold_multiplier"),
             },

@@ -1,6 +1,7 @@
 //! Pure decisions: values in, values out; no clock, no database, no tokio. The code around them reads, calls and writes.
 
 pub mod gates;
+pub mod pressure;
 pub mod rate;
 pub mod reconcile;
 pub mod settle;

@@ -6,6 +6,7 @@ mod handover;
 mod reboot;
 mod registration;
 mod support;
+mod turns;
 
 use kici_protocol::agent::FrameNack;
 use kici_protocol::agent::orchestrator_frame::Frame as Down;

@@ -118,6 +118,11 @@ impl Walk<'_> {
             grace_period_ms: fields
                 .get("grace_period")
                 .and_then(|entry| self.within("grace_period", |walk| walk.duration(&entry.value))),
+            concurrency: fields.get("concurrency").and_then(|entry| {
+                let scope = scope::ready_job("concurrency", place.inputs, &names);
+                self.within("concurrency", |walk| walk.concurrency(&entry.value, &scope))
+            }),
+            retry: fields.get("retry").and_then(|entry| self.within("retry", |walk| walk.retry(&entry.value))),
             runs_on: runs_on?,
             steps,
         })

@@ -12,8 +12,8 @@ pub(crate) struct KeySet {
 }
 
 pub(crate) const WORKFLOW: KeySet = KeySet {
-    accepted: &["defaults", "description", "env", "if", "jobs", "name", "on", "run_name", "timeout"],
-    planned: &["approval", "concurrency", "hash_files", "hooks", "install_env", "registries", "requires", "secrets"],
+    accepted: &["concurrency", "defaults", "description", "env", "if", "jobs", "name", "on", "run_name", "timeout"],
+    planned: &["approval", "hash_files", "hooks", "install_env", "registries", "requires", "secrets"],
 };
 pub(crate) const DEFAULTS: KeySet =
     KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
@@ -54,6 +54,7 @@ pub(crate) const INPUT: KeySet = KeySet {
 pub(crate) const JOB: KeySet = KeySet {
     accepted: &[
         "checkout",
+        "concurrency",
         "description",
         "env",
         "fail_fast",
@@ -66,6 +67,7 @@ pub(crate) const JOB: KeySet = KeySet {
         "needs",
         "on_unreachable",
         "outputs",
+        "retry",
         "run",
         "runs_on",
         "runs_on_all",
@@ -76,7 +78,6 @@ pub(crate) const JOB: KeySet = KeySet {
         "approval",
         "artifacts",
         "cache",
-        "concurrency",
         "container",
         "environment",
         "generate",
@@ -87,7 +88,6 @@ pub(crate) const JOB: KeySet = KeySet {
         "invoke",
         "provenance",
         "resources",
-        "retry",
         "rules",
         "secrets",
         "services",
@@ -99,6 +99,8 @@ pub(crate) const RUNS_ON_ALL: KeySet = KeySet { accepted: &["exclude", "include"
 pub(crate) const HOST_GROUP: KeySet = KeySet { accepted: &["all"], planned: &[] };
 pub(crate) const CHECKOUT: KeySet =
     KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
+pub(crate) const CONCURRENCY: KeySet = KeySet { accepted: &["cancel_in_progress", "group", "max"], planned: &[] };
+pub(crate) const RETRY: KeySet = KeySet { accepted: &["attempts", "on"], planned: &[] };
 pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
 pub(crate) const STEP: KeySet = KeySet {
     accepted: &["continue_on_error", "env", "id", "if", "name", "run", "shell", "timeout", "working_directory"],
@@ -221,6 +223,8 @@ mod tests {
             RUNS_ON_ALL,
             HOST_GROUP,
             CHECKOUT,
+            CONCURRENCY,
+            RETRY,
             SHELL,
             STEP,
         ];

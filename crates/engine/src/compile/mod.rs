@@ -11,6 +11,7 @@ mod needs;
 mod on;
 mod scope;
 mod step;
+mod turns;
 mod values;
 mod walk;
 mod workflow;

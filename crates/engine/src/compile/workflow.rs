@@ -53,6 +53,10 @@ impl Walk<'_> {
         };
         let timeout_ms =
             fields.get("timeout").and_then(|entry| self.within("timeout", |walk| walk.duration(&entry.value)));
+        let concurrency = fields.get("concurrency").and_then(|entry| {
+            let scope = scope::workflow("concurrency", &inputs);
+            self.within("concurrency", |walk| walk.concurrency(&entry.value, &scope))
+        });
         let description = self.description(fields);
         let jobs = self.jobs(root, fields, &defaults, &inputs);
         let source = SourceRef { file: self.file.to_owned(), line: root.span.start.line };
@@ -67,6 +71,7 @@ impl Walk<'_> {
             condition,
             env,
             timeout_ms,
+            concurrency,
             jobs,
         };
         Some(Named { workflow, place })

@@ -65,9 +65,13 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context, place: O
         Err(message) => return fail(format!("runs_on: {message}")),
     };
     let pinned = place.map(|place| place.fanout.host.clone());
+    let slot = match super::context::slot(job.concurrency.as_ref(), context) {
+        Ok(slot) => slot,
+        Err(message) => return fail(format!("concurrency: {message}")),
+    };
     // Rendered again when the job is offered; a fault shows here, before it waits for an agent.
     match environment(workflow, job, context) {
-        Ok(_) => Activation::Enqueue { selector, pinned },
+        Ok(_) => Activation::Enqueue { selector, pinned, slot },
         Err(message) => fail(message),
     }
 }

@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use super::{Needs, Scope};
+use crate::concurrency::{MAX_GROUP_CHARS, SlotAsk};
 use crate::expr::{Context, Expr, ExprError, Functions, Part, Template};
-use crate::lock::{Job, Matcher, Matrix, Stage, Value, Workflow};
+use crate::lock::{Concurrency, Job, Matcher, Matrix, Stage, Value, Workflow};
 
 /// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
 /// What the event lacks is the empty text, never an unknown name; within `event` it is absent, for `has()`.
@@ -42,11 +43,27 @@ pub(super) fn rendered(value: &Value, context: &Context) -> Result<String, ExprE
     }
 }
 
+/// The slot that is asked for, its group rendered.
+pub(super) fn slot(wanted: Option<&Concurrency>, context: &Context) -> Result<Option<SlotAsk>, String> {
+    let Some(wanted) = wanted else { return Ok(None) };
+    let text = rendered(&wanted.group, context).map_err(|error| error.to_string())?;
+    let group = text.trim();
+    let length = group.chars().count();
+    if !(1..=MAX_GROUP_CHARS).contains(&length) || group.contains(char::is_control) {
+        return Err(format!(
+            "the group's name has {length} characters; 1 to {MAX_GROUP_CHARS} printable ones are allowed"
+        ));
+    }
+    let (max, cancel_in_progress) = (wanted.max.max(1), wanted.cancel_in_progress);
+    Ok(Some(SlotAsk { group: group.to_owned(), max, cancel_in_progress }))
+}
+
 /// True when an expression of the workflow may look at `event.payload`; only then it must be loaded for planning, activation
 /// and offers.
 pub fn wants_payload(workflow: &Workflow) -> bool {
     let conditions = [&workflow.condition];
-    let values = workflow.run_name.iter().chain(workflow.env.values());
+    let group = workflow.concurrency.iter().map(|concurrency| &concurrency.group);
+    let values = workflow.run_name.iter().chain(workflow.env.values()).chain(group);
     conditions.into_iter().flatten().any(|text| expr_wants(text))
         || values.into_iter().any(value_wants)
         || workflow.jobs.iter().any(|job| dispatch_wants(job) || agent_wants(job))
@@ -69,6 +86,7 @@ fn dispatch_wants(job: &Job) -> bool {
         || matches!(&job.matrix, Some(Matrix::Expr(text)) if template_wants(text) || expr_wants(text))
         || labels.into_iter().any(|text| template_wants(text))
         || job.display_name.iter().chain(job.env.values()).any(value_wants)
+        || job.concurrency.iter().any(|concurrency| value_wants(&concurrency.group))
 }
 
 fn agent_wants(job: &Job) -> bool {

@@ -305,7 +305,7 @@ fn a_job_on_all_hosts_becomes_one_pinned_job_per_host_in_the_order_of_their_name
 
     let (matrix, needs) = (BTreeMap::new(), Needs::new());
     let this = JobRef { name: "x", job_index: 0, matrix: &matrix, fanout: Some(&fanout), needs: &needs };
-    let Activation::Enqueue { selector, pinned } = activate(scope, this, Some(&hosts[0])) else {
+    let Activation::Enqueue { selector, pinned, .. } = activate(scope, this, Some(&hosts[0])) else {
         panic!("it must run")
     };
     assert_eq!((selector.labels.len(), pinned), (1, Some(fanout.host.clone())));

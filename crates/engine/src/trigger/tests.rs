@@ -51,6 +51,7 @@ fn workflow(triggers: serde_json::Value) -> Workflow {
         condition: None,
         env: BTreeMap::new(),
         timeout_ms: None,
+        concurrency: None,
         jobs: Vec::new(),
     }
 }

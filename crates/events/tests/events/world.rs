@@ -49,6 +49,7 @@ impl Activate for Queue {
             expires_at: None,
             priority: 0,
             pinned_agent_id: None,
+            slot: None,
         })
     }
 }

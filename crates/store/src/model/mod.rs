@@ -6,6 +6,7 @@ mod new_run;
 mod queue;
 mod roster;
 mod runs;
+mod slots;
 
 pub use fleet::*;
 pub use intake::*;
@@ -13,6 +14,7 @@ pub use new_run::*;
 pub use queue::*;
 pub use roster::*;
 pub use runs::*;
+pub use slots::*;
 
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::time::Ts;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
 use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, SourceId};
@@ -50,6 +51,8 @@ pub struct NewRun {
     pub chain_depth: u32,
     /// Limit of the whole run.
     pub timeout: Option<Duration>,
+    /// It needs a slot of this group before anything of it runs.
+    pub concurrency: Option<SlotAsk>,
     /// From 1; raised by re-runs.
     pub attempt: u32,
     /// The run that this one repeats.
@@ -128,6 +131,8 @@ pub struct QueueEntry {
     pub priority: i16,
     /// Only this agent may take it.
     pub pinned_agent_id: Option<AgentId>,
+    /// It needs a slot of this group first.
+    pub slot: Option<SlotAsk>,
 }
 
 /// An edge between jobs of a [`NewRun`].

@@ -213,6 +213,8 @@ pub struct FailRequest {
     pub reason: FailureReason,
     /// For people.
     pub message: String,
+    /// No agent can be running it any more: if its `retry` allows, it is tried again instead.
+    pub retry: bool,
 }
 
 /// One entry of the history of deliveries.

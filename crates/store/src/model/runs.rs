@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
 use kici_engine::ids::{AgentId, DeliveryRowId, InstanceId, JobId, RunId, SourceId};
+use kici_engine::lock::Retry;
 use kici_engine::plan::HostResults;
 use kici_engine::state::{FailureClass, FailureReason, JobStatus, RunStatus, StepStatus};
 use kici_engine::time::Ts;
@@ -82,6 +84,10 @@ pub struct Run {
     pub timeout: Option<Duration>,
     /// `started_at` plus the limit.
     pub deadline: Option<Ts>,
+    /// It has or had a slot of this group, or waits for one.
+    pub concurrency: Option<SlotAsk>,
+    /// When its logs were removed because of their age.
+    pub logs_expired_at: Option<Ts>,
 }
 
 /// A stored job.
@@ -113,7 +119,7 @@ pub struct Job {
     pub max_parallel: Option<u32>,
     /// The first failing variant ends the others.
     pub fail_fast: bool,
-    /// Concurrency group.
+    /// Concurrency group that it takes turns in by itself, once it asked for a slot.
     pub group_name: Option<String>,
     /// Why it did not succeed.
     pub failure_reason: Option<FailureReason>,
@@ -296,6 +302,8 @@ pub struct Effects {
     pub newly_queued: Vec<JobId>,
     /// Agents that must be told to stop a job: cancelled with its run, or by a failing sibling.
     pub to_stop: Vec<HeldJob>,
+    /// Deliveries that failed and whose jobs wait for an agent again.
+    pub retried: Vec<JobRef>,
     /// The run ended with this change.
     pub run_finished: bool,
 }
@@ -360,10 +368,26 @@ pub enum Activation {
     },
 }
 
-/// Judges jobs whose needs are met. Called inside a transaction that may be repeated: pure, no I/O, quick.
+/// How a job that failed may be tried again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Again {
+    /// How often and after what.
+    pub policy: Retry,
+    /// Nobody took it by then: expired. None waits for ever.
+    pub expires_at: Option<Ts>,
+}
+
+/// Judges jobs whose needs are met, and those that failed. Called inside a transaction that may be repeated: pure, no I/O,
+/// quick.
 pub trait Activate: Send + Sync {
     /// The verdict on `job`.
     fn activate(&self, job: &ReadyJob) -> Activation;
+
+    /// What the workflow says about trying a job again that failed; none does not. `needs` of the job is empty here.
+    fn again(&self, job: &ReadyJob) -> Option<Again> {
+        let _ = job;
+        None
+    }
 }
 
 /// Who asked to cancel a run, and how.

@@ -178,6 +178,19 @@ pub(crate) async fn queue_counts(conn: &mut Conn, _: &Ctx) -> Result<QueueCounts
     Ok(counts)
 }
 
+#[derive(QueryableByName)]
+struct Waiting {
+    #[diesel(sql_type = diesel::sql_types::BigInt)]
+    waiting: i64,
+}
+
+pub(crate) async fn queue_waiting(conn: &mut Conn, _: &Ctx, most: &u64) -> Result<u64, StoreError> {
+    let rows = "SELECT 1 AS one FROM dispatch_queue WHERE dispatch_queue.status = 'pending'";
+    let sql = format!("SELECT count(*) AS waiting FROM ({rows} LIMIT {most}) AS counted");
+    let found: Waiting = diesel::sql_query(sql).get_result(conn).await?;
+    Ok(count(found.waiting))
+}
+
 pub(crate) async fn queue_ownership(
     conn: &mut Conn,
     _: &Ctx,

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use diesel::prelude::*;
+use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
 use kici_engine::ids::AgentId;
@@ -106,6 +107,8 @@ pub(crate) struct RunRow {
     pub(crate) finished_at: Option<DbTs>,
     pub(crate) timeout_ms: Option<i64>,
     pub(crate) deadline: Option<DbTs>,
+    pub(crate) concurrency: Option<Doc<SlotAsk>>,
+    pub(crate) logs_expired_at: Option<DbTs>,
 }
 
 impl RunRow {
@@ -139,6 +142,8 @@ impl RunRow {
             finished_at: ts_opt(self.finished_at),
             timeout: millis(self.timeout_ms),
             deadline: ts_opt(self.deadline),
+            concurrency: self.concurrency.map(|ask| ask.0),
+            logs_expired_at: ts_opt(self.logs_expired_at),
         })
     }
 }
@@ -225,6 +230,7 @@ pub(crate) struct JobChange {
     status: &'static str,
     needs_satisfied: bool,
     ready_at: Option<DbTs>,
+    group_name: Option<String>,
     failure_reason: Option<&'static str>,
     failure_class: Option<&'static str>,
     failure_message: Option<String>,
@@ -244,6 +250,7 @@ impl JobChange {
             status: job.status.as_str(),
             needs_satisfied: job.needs_satisfied,
             ready_at: db_ts(job.ready_at),
+            group_name: job.group_name.clone(),
             failure_reason: job.failure_reason.map(|reason| reason.as_str()),
             failure_class: job.failure_class.map(|class| class.as_str()),
             failure_message: clean_opt(job.failure_message.as_deref()),

@@ -280,6 +280,7 @@ fn repetition(run: Run, id: RunId, jobs: Vec<NewJob>, needs: Vec<NewNeed>) -> Ne
         request_id: run.request_id,
         chain_depth: run.chain_depth,
         timeout: run.timeout,
+        concurrency: run.concurrency,
         attempt: run.attempt + 1,
         parent_run_id: Some(run.id),
         jobs,

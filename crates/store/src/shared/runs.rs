@@ -12,12 +12,13 @@ use super::backend::Conn;
 use super::rows::{JobRow, NeedRow, RunRow, clean, clean_opt, db_ts, millis_of, word};
 use super::schema::{dispatch_queue, job_needs, jobs, lock_documents, request_keys, runs};
 use super::settle::{self, enqueue, finish_advance};
+use super::slots;
 use crate::StoreError;
 use crate::advance::RunState;
 use crate::ctx::Ctx;
 use crate::model::{
     Activate, CancelOutcome, CancelRequest, CreatedRun, Effects, FailRequest, Guarded, Job, JobFinished, JobRef,
-    JobResult, JobStart, NeedEdge, NewJob, NewRun, Run, StepWrite, StepWritten,
+    JobResult, JobStart, NeedEdge, NewJob, NewRun, QueueEntry, Run, StepWrite, StepWritten,
 };
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
@@ -107,7 +108,8 @@ pub(crate) async fn create(
         let id: DbId = runs::table.filter(runs::dedup_key.eq(&new.dedup_key)).select(runs::id).first(conn).await?;
         return adopted(conn, id.into()).await;
     }
-    let mut state = new_state(ctx, new, run);
+    let mut state = new_state(ctx, new, run)?;
+    slots::enter(conn, ctx, &mut state).await?;
     finish_advance(conn, ctx, &mut state, Some(activate)).await?;
     let rows: Vec<JobRow> = (0..).zip(&state.jobs).map(|(position, job)| job_row(position, job)).collect();
     insert_all!(conn, jobs::table, &rows);
@@ -134,6 +136,7 @@ pub(crate) async fn create(
             .execute(conn)
             .await?;
     }
+    slots::leave(conn, ctx, &state).await?;
     ctx.wake(Topic::Run(new.id));
     let ready = state.enqueued.keys().copied().collect();
     Ok(CreatedRun { run_id: new.id, created: true, ready, status: state.run.status })
@@ -169,6 +172,8 @@ fn new_run(ctx: &Ctx, new: &NewRun) -> Run {
         finished_at: None,
         timeout: new.timeout,
         deadline: None,
+        concurrency: new.concurrency.clone(),
+        logs_expired_at: None,
     }
 }
 
@@ -202,13 +207,15 @@ fn run_row(run: &Run) -> RunRow {
         finished_at: None,
         timeout_ms: millis_of(run.timeout),
         deadline: None,
+        concurrency: run.concurrency.clone().map(Doc),
+        logs_expired_at: None,
     }
 }
 
 /// A new run in memory, before anything follows.
-fn new_state(ctx: &Ctx, new: &NewRun, run: Run) -> RunState {
+fn new_state(ctx: &Ctx, new: &NewRun, run: Run) -> Result<RunState, StoreError> {
     let needing: BTreeSet<&str> = new.needs.iter().map(|need| need.job_name.as_str()).collect();
-    let jobs = new.jobs.iter().map(|job| new_job(ctx, new.id, job, needing.contains(job.name.as_str()))).collect();
+    let jobs = new.jobs.iter().map(|job| new_job(ctx, new, job, needing.contains(job.name.as_str()))).collect();
     let needs = new
         .needs
         .iter()
@@ -220,18 +227,26 @@ fn new_state(ctx: &Ctx, new: &NewRun, run: Run) -> RunState {
         .collect();
     let mut state = RunState::new(run, jobs, needs, BTreeMap::new());
     for job in &new.jobs {
-        if let JobStart::Queued(entry) = &job.start {
+        if let JobStart::Queued(entry) = &job.start
+            && !takes_turns(new, entry)
+        {
             state.enqueued.insert(job.id, entry.clone());
         }
     }
     state.hold_back();
-    state
+    state.shed(ctx.now, &|| ctx.take_room())?;
+    Ok(state)
 }
 
-fn new_job(ctx: &Ctx, run_id: RunId, new: &NewJob, needs: bool) -> Job {
+/// Whether a job that could go to an agent must ask for a slot first. It then starts as one that is to be judged again.
+fn takes_turns(run: &NewRun, entry: &QueueEntry) -> bool {
+    run.concurrency.is_some() || entry.slot.is_some()
+}
+
+fn new_job(ctx: &Ctx, run: &NewRun, new: &NewJob, needs: bool) -> Job {
     let mut job = Job {
         id: new.id,
-        run_id,
+        run_id: run.id,
         name: new.name.clone(),
         base_name: new.base_name.clone(),
         job_index: new.job_index,
@@ -264,6 +279,7 @@ fn new_job(ctx: &Ctx, run_id: RunId, new: &NewJob, needs: bool) -> Job {
     };
     match &new.start {
         JobStart::Pending => {}
+        JobStart::Queued(entry) if takes_turns(run, entry) => {}
         JobStart::Queued(_) => {
             job.status = JobStatus::Queued;
             job.ready_at = Some(ctx.now);
@@ -362,6 +378,14 @@ pub(crate) async fn job_finish(
         // Success without a granted start, or a status that no agent may assert.
         _ => return Ok(JobFinished::Stale),
     };
+    if event == JobEvent::Fail
+        && let Some(reason) = reason
+        && settle::try_again(conn, ctx, &mut state, at, (reason, message.as_deref()), &**activate).await?
+    {
+        state.jobs[at].log_bytes = result.log_bytes;
+        let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
+        return Ok(JobFinished::Applied(Box::new(effects)));
+    }
     let keep = event == JobEvent::Complete && state.jobs[at].failure_reason.is_some();
     state.apply(at, event, if keep { None } else { reason }, message, now)?;
     let job = &mut state.jobs[at];
@@ -395,7 +419,7 @@ pub(crate) async fn job_fail(
     request: &FailRequest,
     activate: &Arc<dyn Activate>,
 ) -> Result<JobFinished, StoreError> {
-    let Some(state) = settle::load(conn, request.job.run_id).await? else { return Ok(JobFinished::NotOwned) };
+    let Some(mut state) = settle::load(conn, request.job.run_id).await? else { return Ok(JobFinished::NotOwned) };
     let Some(at) = state.position(request.job.job_id) else { return Ok(JobFinished::NotOwned) };
     if state.jobs[at].status.is_terminal() {
         return Ok(JobFinished::Duplicate(state.jobs[at].status));
@@ -405,6 +429,11 @@ pub(crate) async fn job_fail(
     });
     if !expected {
         return Ok(JobFinished::Stale);
+    }
+    let why = (request.reason, Some(request.message.as_str()));
+    if request.retry && settle::try_again(conn, ctx, &mut state, at, why, &**activate).await? {
+        let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
+        return Ok(JobFinished::Applied(Box::new(effects)));
     }
     let end = Some((request.queue_status, request.reason, request.message.clone()));
     let effects = fail_at(conn, ctx, state, at, end, &**activate).await?;

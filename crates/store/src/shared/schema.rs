@@ -202,6 +202,8 @@ diesel::table! {
         finished_at -> Nullable<Ts>,
         timeout_ms -> Nullable<BigInt>,
         deadline -> Nullable<Ts>,
+        concurrency -> Nullable<Json>,
+        logs_expired_at -> Nullable<Ts>,
     }
 }
 
@@ -465,6 +467,29 @@ diesel::table! {
     }
 }
 
+diesel::table! {
+    use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
+    use super::backend::sql::{Id, Ts};
+
+    concurrency_slots (id) {
+        id -> Id,
+        org -> Text,
+        repo -> Text,
+        group_key -> Text,
+        run_id -> Id,
+        holder_id -> Id,
+        max_active -> BigInt,
+        status -> Text,
+        superseded_by -> Nullable<Id>,
+        applied -> Bool,
+        run_created_at -> Ts,
+        position -> BigInt,
+        created_at -> Ts,
+        acquired_at -> Nullable<Ts>,
+        ended_at -> Nullable<Ts>,
+    }
+}
+
 diesel::allow_tables_to_appear_in_same_query!(
     schema_compat,
     meta,
@@ -489,9 +514,11 @@ diesel::allow_tables_to_appear_in_same_query!(
     host_roster,
     access_log,
     request_keys,
-    outbox
+    outbox,
+    concurrency_slots
 );
 
+diesel::joinable!(concurrency_slots -> runs (run_id));
 diesel::joinable!(steps -> jobs (job_id));
 diesel::joinable!(dispatch_queue -> jobs (id));
 diesel::joinable!(dispatch_queue -> queue_selectors (selector_digest));

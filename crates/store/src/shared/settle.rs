@@ -6,7 +6,7 @@ use std::sync::Arc;
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{JobId, RunId};
-use kici_engine::state::{JobStatus, QueueStatus, StepStatus};
+use kici_engine::state::{FailureReason, JobStatus, QueueStatus, StepStatus};
 use sha2::{Digest, Sha256};
 
 use super::backend::Conn;
@@ -18,7 +18,9 @@ use super::rows::{
 };
 use super::runs::lock_body;
 use super::schema::{dispatch_history, dispatch_queue, job_needs, jobs, queue_selectors, runs, steps};
+use super::slots;
 use crate::StoreError;
+use crate::advance::again::Retried;
 use crate::advance::{Advanced, OpenRow, RunState};
 use crate::ctx::Ctx;
 use crate::model::{Activate, Effects, Job, QueueEntry, Run};
@@ -41,7 +43,9 @@ pub(crate) async fn load(conn: &mut Conn, id: RunId) -> Result<Option<RunState>,
     let open = open_rows(conn, key).await?;
     let jobs = jobs.into_iter().map(JobRow::read).collect::<Result<_, _>>()?;
     let needs = needs.into_iter().map(NeedRow::read).collect();
-    Ok(Some(RunState::new(run.read()?, jobs, needs, open)))
+    let mut state = RunState::new(run.read()?, jobs, needs, open);
+    slots::load(conn, &mut state).await?;
+    Ok(Some(state))
 }
 
 async fn open_rows(conn: &mut Conn, run: DbId) -> Result<BTreeMap<JobId, OpenRow>, StoreError> {
@@ -95,12 +99,71 @@ pub(crate) async fn settle(
             close_row(conn, ctx, job, row, state.row_end(job)).await?;
         }
     }
+    for retried in state.again.values() {
+        put_back(conn, ctx, &state, retried).await?;
+    }
     enqueue(conn, ctx, &state).await?;
     if state.run != was {
         write_run(conn, &state.run).await?;
     }
+    slots::leave(conn, ctx, &state).await?;
     ctx.wake(Topic::Run(state.run.id));
     Ok(state.into_effects(was.status))
+}
+
+/// Sends a job that failed for this reason back to the queue, if the workflow wants that. False when it does not.
+pub(crate) async fn try_again(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    state: &mut RunState,
+    at: usize,
+    (reason, message): (FailureReason, Option<&str>),
+    activate: &dyn Activate,
+) -> Result<bool, StoreError> {
+    if !state.may_try_again(at) {
+        return Ok(false);
+    }
+    let Some(lock) = lock_body(conn, ctx, &state.run.lock_digest).await? else { return Ok(false) };
+    let Some(again) = state.judge_failure(at, reason, activate, &lock) else { return Ok(false) };
+    let why = format!("{}: {}", reason.as_str(), message.unwrap_or("no further word"));
+    state.try_again(at, why, again.expires_at, ctx.now)?;
+    Ok(true)
+}
+
+/// The open row of a job that is tried again, as if it had not been handed out; its epoch goes on. Its steps stay with the
+/// delivery that failed.
+async fn put_back(conn: &mut Conn, ctx: &Ctx, state: &RunState, retried: &Retried) -> Result<(), StoreError> {
+    let job = retried.job;
+    if let Some(at) = state.position(job.job_id) {
+        close_steps(conn, ctx, &state.jobs[at]).await?;
+    }
+    let (time, text): (Option<DbTs>, Option<String>) = (None, None);
+    diesel::update(dispatch_queue::table.find(DbId::from(job.job_id)))
+        .filter(is_open())
+        .filter(dispatch_queue::dispatch_epoch.eq(i64::from(job.epoch)))
+        .set((
+            dispatch_queue::status.eq(QueueStatus::Pending.as_str()),
+            dispatch_queue::dispatch_attempts.eq(0_i64),
+            dispatch_queue::expires_at.eq(db_ts(retried.expires_at)),
+            dispatch_queue::agent_id.eq(&text),
+            dispatch_queue::owner_instance_id.eq(&text),
+            dispatch_queue::dispatched_at.eq(time),
+            dispatch_queue::ack_deadline.eq(time),
+            dispatch_queue::ack_agent_id.eq(&text),
+            dispatch_queue::acked_at.eq(time),
+            dispatch_queue::started_at.eq(time),
+            dispatch_queue::recovery_deadline.eq(time),
+            dispatch_queue::recovery_agent_id.eq(&text),
+        ))
+        .execute(conn)
+        .await?;
+    diesel::update(jobs::table.find(DbId::from(job.job_id)))
+        .set((jobs::agent_id.eq(&text), jobs::last_heartbeat_at.eq(time)))
+        .execute(conn)
+        .await?;
+    end_history(conn, ctx, job.job_id, job.epoch, "retried", Some(&retried.why)).await?;
+    ctx.wake(Topic::Queue);
+    Ok(())
 }
 
 /// Lets a run advance until it is stable, reading the lock document when a job is ready.
@@ -111,15 +174,22 @@ pub(crate) async fn finish_advance(
     activate: Option<&dyn Activate>,
 ) -> Result<(), StoreError> {
     let mut lock: Option<Arc<Vec<u8>>> = None;
-    while state.advance(ctx.now, activate, lock.as_ref())? == Advanced::WantsLock {
-        // Only for jobs whose turn may come: how their hosts stand now decides on them.
-        let pinned = state.pending_hosts();
-        if !pinned.is_empty() {
-            state.hosts = roster::hosts_named(conn, &pinned).await?;
+    loop {
+        let advanced = state.advance(ctx.now, activate, lock.as_ref(), &|| ctx.take_room())?;
+        match advanced {
+            Advanced::Stable => break,
+            Advanced::WantsLock => {
+                // Only for jobs whose turn may come: how their hosts stand now decides on them.
+                let pinned = state.pending_hosts();
+                if !pinned.is_empty() {
+                    state.hosts = roster::hosts_named(conn, &pinned).await?;
+                }
+                let digest = state.run.lock_digest.clone();
+                let body = lock_body(conn, ctx, &digest).await?;
+                lock = Some(body.ok_or(StoreError::NotFound { what: "lock document" })?);
+            }
+            Advanced::WantsSlots => slots::acquire(conn, ctx, state).await?,
         }
-        let digest = state.run.lock_digest.clone();
-        let body = lock_body(conn, ctx, &digest).await?.ok_or(StoreError::NotFound { what: "lock document" })?;
-        lock = Some(body);
     }
     state.conclude(ctx.now);
     Ok(())

@@ -91,6 +91,7 @@ async fn an_agent_lost_while_cancelling_completes_the_cancel() {
             queue_status: QueueStatus::Failed,
             reason: FailureReason::AgentLost,
             message: "agent a1 is gone".to_owned(),
+            retry: false,
         };
         let JobFinished::Applied(effects) = t.store.job_fail(fail, enqueue()).await.unwrap() else { panic!() };
         assert_eq!((effects.run.status, effects.run_finished), (RunStatus::Cancelled, true));

@@ -26,6 +26,7 @@ pub fn entry(label: &str) -> QueueEntry {
         expires_at: None,
         priority: 0,
         pinned_agent_id: None,
+        slot: None,
     }
 }
 
@@ -75,6 +76,7 @@ impl Plan {
             request_id: "req-1".to_owned(),
             chain_depth: 0,
             timeout: None,
+            concurrency: None,
             attempt: 1,
             parent_run_id: None,
             jobs: Vec::new(),

@@ -42,6 +42,14 @@ fn delivery(source_id: SourceId, id: &str) -> NewDelivery {
     }
 }
 
+/// A stored delivery.
+pub async fn insert(t: &TestStore, id: &str) -> kici_engine::ids::DeliveryRowId {
+    match t.store.delivery_insert(delivery(SourceId::mint(&TestIds), id)).await.unwrap() {
+        DeliveryInserted::Inserted(row) => row,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn outcome(status: DeliveryStatus) -> DeliveryOutcome {
     DeliveryOutcome { status, error: None, note: Some("why".to_owned()) }
 }

@@ -7,3 +7,5 @@ mod fleet;
 mod inbox;
 mod lifecycle;
 mod queue;
+mod retention;
+mod turns;

@@ -165,6 +165,7 @@ async fn a_lost_agent_comes_back_or_its_jobs_end() {
             queue_status: QueueStatus::Failed,
             reason: FailureReason::AgentLost,
             message: "agent a1 did not come back within 120 s".to_owned(),
+            retry: false,
         };
         let JobFinished::Applied(effects) = t.store.job_fail(request.clone(), enqueue()).await.unwrap() else {
             panic!()

@@ -59,11 +59,13 @@ pub async fn jobs(
 #[serde(deny_unknown_fields, default)]
 pub struct StepsQuery {
     job: Option<String>,
+    epoch: Option<u32>,
 }
 
 /// The steps of a run's jobs at their latest hand-over.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/steps", tag = "runs",
-    params(("id" = String, Path), ("job" = Option<String>, Query, description = "Only this job, by id or name.")),
+    params(("id" = String, Path), ("job" = Option<String>, Query, description = "Only this job, by id or name."),
+        ("epoch" = Option<u32>, Query, description = "An earlier hand-over of the job, which must be named then.")),
     responses((status = 200, body = Vec<StepView>)))]
 pub async fn steps(
     State(ports): State<Ports>,
@@ -72,7 +74,10 @@ pub async fn steps(
     QueryOf(query): QueryOf<StepsQuery>,
 ) -> Answer<Json<Vec<StepView>>> {
     let job = query.job.as_deref().map(job_ref);
-    ports.runs.steps(&caller, run, job.as_ref()).await.map(Json)
+    if query.epoch.is_some() && job.is_none() {
+        return Err(Problem::rejected("epoch", "it counts the hand-overs of one job; name it as `job`"));
+    }
+    ports.runs.steps(&caller, run, job.as_ref(), query.epoch).await.map(Json)
 }
 
 /// A job is named by its id or its name in the run.

@@ -145,6 +145,8 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         outputs: BTreeMap::new(),
         timeout_ms: None,
         grace_period_ms: Some(100),
+        concurrency: None,
+        retry: None,
         steps: vec![Step {
             id: None,
             name: None,
@@ -168,6 +170,7 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         condition: None,
         env: BTreeMap::new(),
         timeout_ms: None,
+        concurrency: None,
         jobs: jobs.collect(),
     }
 }
@@ -188,11 +191,18 @@ fn event() -> Event {
 impl World {
     /// A dispatcher on `store` that has been started.
     pub async fn on(store: Store, config: DispatchConfig, clock: Arc<dyn Clock>, ids: Arc<dyn IdSource>) -> Self {
+        let world = Self { ids, ..Self::new(store, config, clock) };
+        world.dispatcher.start().await.unwrap();
+        world
+    }
+
+    /// A dispatcher on `store` that does nothing yet.
+    pub fn new(store: Store, config: DispatchConfig, clock: Arc<dyn Clock>) -> Self {
+        let ids: Arc<dyn IdSource> = Arc::new(TestIds);
         let changes = Arc::new(Recorder::default());
         let clones = Arc::new(TestClones::default());
         let ports = Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
         let dispatcher = Dispatcher::new(config.clone(), store.clone(), ports);
-        dispatcher.start().await.unwrap();
         Self { dispatcher, store, clock, ids, changes, clones, config }
     }
 
@@ -216,8 +226,24 @@ impl World {
     }
 
     pub async fn create_with(&self, defs: &[JobDef], timeout: Option<Duration>) -> (RunId, Vec<JobId>) {
+        let (run, ids) = self.new_run(defs, timeout, &workflow(defs));
+        self.create_run(run).await;
+        (ids.0, ids.1)
+    }
+
+    pub async fn create_run(&self, run: NewRun) -> RunId {
+        let created = self.store.run_create(run, None, self.dispatcher.activate()).await.unwrap();
+        self.dispatcher.wake();
+        created.run_id
+    }
+
+    pub fn new_run(
+        &self,
+        defs: &[JobDef],
+        timeout: Option<Duration>,
+        workflow: &Workflow,
+    ) -> (NewRun, (RunId, Vec<JobId>)) {
         let id = RunId::mint(self.ids.as_ref());
-        let workflow = workflow(defs);
         let jobs: Vec<NewJob> = defs
             .iter()
             .zip(0..)
@@ -240,6 +266,7 @@ impl World {
                         expires_at: self.dispatcher.queue_expires_at(),
                         priority: 0,
                         pinned_agent_id: None,
+                        slot: None,
                     }),
                     _ => JobStart::Pending,
                 },
@@ -252,7 +279,7 @@ impl World {
                 run_on: vec![JobStatus::Success],
             })
         });
-        self.start(id, &workflow, jobs, needs.collect(), timeout).await
+        self.run_of(id, workflow, jobs, needs.collect(), timeout)
     }
 
     /// Creates a run of one job on these hosts.
@@ -279,17 +306,19 @@ impl World {
             start: JobStart::Pending,
         });
         let jobs = jobs.collect();
-        self.start(id, &workflow, jobs, Vec::new(), None).await
+        let (run, ids) = self.run_of(id, &workflow, jobs, Vec::new(), None);
+        self.create_run(run).await;
+        ids
     }
 
-    async fn start(
+    fn run_of(
         &self,
         id: RunId,
         workflow: &Workflow,
         jobs: Vec<NewJob>,
         needs: Vec<NewNeed>,
         timeout: Option<Duration>,
-    ) -> (RunId, Vec<JobId>) {
+    ) -> (NewRun, (RunId, Vec<JobId>)) {
         let lock_json = serde_json::to_vec(workflow).unwrap();
         let ids = jobs.iter().map(|job| job.id).collect();
         let run = NewRun {
@@ -311,14 +340,13 @@ impl World {
             request_id: "req-1".into(),
             chain_depth: 0,
             timeout,
+            concurrency: None,
             attempt: 1,
             parent_run_id: None,
             needs,
             jobs,
         };
-        self.store.run_create(run, None, self.dispatcher.activate()).await.unwrap();
-        self.dispatcher.wake();
-        (id, ids)
+        (run, (id, ids))
     }
 
     pub async fn job(&self, id: JobId) -> model::Job {

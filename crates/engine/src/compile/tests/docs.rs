@@ -23,7 +23,7 @@ fn examples_compile() {
         only(&source);
         whole += 1;
     }
-    assert_eq!(whole, 3);
+    assert_eq!(whole, 4);
 }
 
 #[test]

@@ -48,6 +48,28 @@ fn unknown_need() {
 }
 
 #[test]
+fn turns_are_compiled_with_every_value_written_out() {
+    let source = "on: push\nconcurrency: deploy\ndefaults: {runs_on: default}\njobs:\n  a: {run: x, retry: 2}\n  b: {run: x, concurrency: {group: \"x-${{ branch }}\", cancel_in_progress: true}, retry: {attempts: 1, on: [infra, user]}}\n  c: {run: x, retry: 0}\n";
+    let workflow = only(source);
+    let json = |value: Option<&crate::lock::Concurrency>| serde_json::to_value(value).unwrap();
+    assert_eq!(
+        json(workflow.concurrency.as_ref()),
+        serde_json::json!({"group": {"static": "deploy"}, "max": 1, "cancel_in_progress": false})
+    );
+    assert_eq!(
+        json(workflow.jobs[1].concurrency.as_ref()),
+        serde_json::json!({
+            "group": {"template": "x-${{ branch }}", "stage": "dispatch"}, "max": 1, "cancel_in_progress": true
+        })
+    );
+    let retry: Vec<_> = workflow.jobs.iter().map(|job| serde_json::to_value(&job.retry).unwrap()).collect();
+    assert_eq!(
+        serde_json::Value::from(retry),
+        serde_json::json!([{"attempts": 2, "on": ["lost"]}, {"attempts": 1, "on": ["infra", "user"]}, null])
+    );
+}
+
+#[test]
 fn cycle() {
     let source = at(
         "on: push\ndefaults: {runs_on: default}\njobs:\n  test: {run: x, needs: build}\n  build:\n    run: y\n",
