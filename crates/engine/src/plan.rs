@@ -18,7 +18,8 @@ use crate::state::{FailureReason, JobStatus};
 mod activate;
 mod context;
 
-pub use activate::{activate, job_spec};
+use activate::broken_rules;
+pub use activate::{activate, input_variables, job_spec};
 pub use context::{context, wants_payload};
 
 use context::{json, rendered};
@@ -155,6 +156,14 @@ pub enum PlanError {
         /// Why.
         problem: String,
     },
+    /// A rule of the workflow cannot be evaluated.
+    #[error("`rules` of workflow `{workflow}`: {problem}")]
+    Rules {
+        /// Its name.
+        workflow: String,
+        /// Why.
+        problem: String,
+    },
     /// More than [`MAX_JOBS`].
     #[error("workflow `{workflow}` makes {count} jobs; at most {MAX_JOBS} are allowed in one run")]
     TooManyJobs {
@@ -192,6 +201,11 @@ pub fn plan_run(scope: Scope<'_>) -> Result<Planned, PlanError> {
         if !verdict.map_err(fault)? {
             return Ok(Planned::Declined { reason: format!("`if` is false: {condition}") });
         }
+    }
+    match broken_rules(&workflow.rules, &context) {
+        Ok(None) => {}
+        Ok(Some(reason)) => return Ok(Planned::Declined { reason }),
+        Err(problem) => return Err(PlanError::Rules { workflow: workflow.name.clone(), problem }),
     }
     let mut notes = Vec::new();
     let run_name = run_name(scope, &context, &mut notes);

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::lock::{Checkout, Job, Need, Selector, Shell, SourceRef, Value};
+use crate::expr::Scope;
+use crate::lock::{Checkout, Hooks, Job, Need, Selector, Shell, SourceRef, Value};
 use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
 use super::matrix::matrix_keys;
 use super::scope::{self, Inputs, JobNames};
-use super::step::Around;
+use super::step::{Around, Steps};
 use super::walk::{Fields, Walk};
 
 /// `defaults` of a workflow.
@@ -71,7 +72,7 @@ impl Walk<'_> {
             self.within("matrix", |walk| walk.matrix(&entry.value, &scope))
         });
         let runs_on = self.runs_on(entry, fields, &around);
-        let (steps, ids) = self.job_steps(entry, fields, &around);
+        let Steps { steps, groups, composites, ids } = self.job_steps(entry, fields, &around);
         let (max_parallel, fail_fast) = self.fan_out(fields, name);
         let mut env = place.defaults.env.clone();
         if let Some(entry) = fields.get("env") {
@@ -103,6 +104,19 @@ impl Walk<'_> {
                 Some(entry) => self.within("checkout", |walk| walk.checkout(&entry.value)),
                 None => Checkout::default(),
             },
+            init: fields.get("init").map_or_else(Vec::new, |entry| {
+                let scope = around.scope("init", &[]);
+                self.within("init", |walk| walk.init(&entry.value, &scope, &around))
+            }),
+            rules: fields.get("rules").map_or_else(Vec::new, |entry| {
+                let scope = scope::ready_job("rules", place.inputs, &names);
+                self.within("rules", |walk| walk.rules(&entry.value, &format!("job `{name}`"), &scope))
+            }),
+            hooks: fields.get("hooks").map_or_else(Hooks::default, |entry| {
+                let scope = around.scope("hooks", &ids);
+                let owner = format!("job `{name}`");
+                self.within("hooks", |walk| walk.hooks(&entry.value, &keys::JOB_HOOKS, &owner, &scope, &around))
+            }),
             outputs: self.outputs(fields, &around, &ids),
             timeout_ms,
             grace_period_ms: fields
@@ -110,6 +124,8 @@ impl Walk<'_> {
                 .and_then(|entry| self.within("grace_period", |walk| walk.duration(&entry.value))),
             runs_on: runs_on?,
             steps,
+            groups,
+            composites,
         })
     }
 
@@ -138,12 +154,7 @@ impl Walk<'_> {
         None
     }
 
-    fn job_steps(
-        &mut self,
-        job: &Entry,
-        fields: Fields<'_>,
-        around: &Around<'_>,
-    ) -> (Vec<crate::lock::Step>, Vec<String>) {
+    fn job_steps(&mut self, job: &Entry, fields: Fields<'_>, around: &Around<'_>) -> Steps {
         match (fields.get("steps"), fields.get("run")) {
             (Some(_), Some(run)) => {
                 let message = format!("job `{}` has both `steps` and `run`", job.key);
@@ -154,7 +165,7 @@ impl Walk<'_> {
             (None, Some(run)) => {
                 let script = self.within("run", |walk| walk.script(&run.value, "run"));
                 let step = script.map(|script| self.bare_step(&run.value, script, around));
-                (step.into_iter().collect(), Vec::new())
+                Steps { steps: step.into_iter().collect(), ..Steps::default() }
             }
             (None, None) => {
                 let said = matches!(&job.value.data, Data::Map(entries) if entries.iter().any(|entry| {
@@ -209,9 +220,17 @@ impl Walk<'_> {
     }
 
     fn outputs(&mut self, fields: Fields<'_>, around: &Around<'_>, ids: &[String]) -> BTreeMap<String, Value> {
+        let scope = scope::step("outputs", around.place.inputs, around.names, ids);
+        if let Some(Data::Map(entries)) = fields.get("outputs").map(|entry| &entry.value.data) {
+            self.outputs.extend(entries.iter().map(|entry| (around.job.to_owned(), entry.key.clone(), entry.span)));
+        }
+        self.outputs_in(fields, &scope)
+    }
+
+    /// `outputs` of a job or a step file.
+    pub(super) fn outputs_in(&mut self, fields: Fields<'_>, scope: &Scope) -> BTreeMap<String, Value> {
         let mut outputs = BTreeMap::new();
         let Some(entry) = fields.get("outputs") else { return outputs };
-        let scope = scope::step("outputs", around.place.inputs, around.names, ids);
         self.within("outputs", |walk| {
             for entry in walk.map(&entry.value).unwrap_or_default() {
                 walk.within(&entry.key, |walk| {
@@ -220,7 +239,7 @@ impl Walk<'_> {
                         walk.fault("K0206", entry.span, format!("`{}` is not a name for an output", entry.key))
                             .expected(["up to 64 letters, digits, `_` and `-`"]);
                     }
-                    if let Some(value) = walk.agent_template(&entry.value, &scope) {
+                    if let Some(value) = walk.agent_template(&entry.value, scope) {
                         outputs.insert(entry.key.clone(), value);
                     }
                 });

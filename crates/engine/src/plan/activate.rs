@@ -9,15 +9,18 @@ use super::{Activation, JobRef, Scope};
 use crate::expr::{self, Context, Functions};
 use crate::jobspec::JobSpec;
 use crate::labels::{CanonicalLabel, CompiledSelector};
-use crate::lock::{Job, Matcher, Selector, Stage, Value, Workflow};
-use crate::state::FailureReason;
+use crate::lock::{Hooks, Job, MAX_HOOK_MS, Matcher, Rule, Selector, Stage, Step, Value, Workflow};
+use crate::state::{FailureReason, JobStatus};
 
 /// Decides what a job does whose needs are met: its condition, then its labels, then its environment. A job that the workflow
 /// does not have fails with a message.
 pub fn activate(scope: Scope<'_>, job: JobRef<'_>) -> Activation {
     match scope.workflow.jobs.get(job.job_index) {
+        Some(definition) if definition.is_run_hooks() && run_hooks(definition, job).is_empty() => {
+            Activation::Skip { reason: format!("the workflow has no hook for a run that ended as {}", ending(job)) }
+        }
         Some(definition) => decide(scope.workflow, definition, &context(scope, job.matrix, job.needs)),
-        None => Activation::Fail { reason: FailureReason::ExprError, message: no_such_job(job) },
+        None => Activation::Fail { reason: FailureReason::DriftDropped, message: no_such_job(job) },
     }
 }
 
@@ -31,6 +34,11 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context) -> Activ
             Err(error) => return fail(format!("if: {error}")),
         }
     }
+    match broken_rules(&job.rules, context) {
+        Ok(None) => {}
+        Ok(Some(reason)) => return Activation::Skip { reason },
+        Err(message) => return fail(format!("rules: {message}")),
+    }
     let selector = match render_selector(&job.runs_on, context) {
         Ok(selector) => selector,
         Err(message) => return fail(format!("runs_on: {message}")),
@@ -40,6 +48,48 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context) -> Activ
         Ok(_) => Activation::Enqueue { selector },
         Err(message) => fail(message),
     }
+}
+
+/// The rules that do not hold, as a reason for people; none when all hold.
+pub(super) fn broken_rules(rules: &[Rule], context: &Context) -> Result<Option<String>, String> {
+    let mut broken = Vec::new();
+    for rule in rules {
+        match expr::eval_bool(&rule.condition, context, &Functions::default()) {
+            Ok(true) => {}
+            Ok(false) => broken.push(rule.label.as_str()),
+            Err(error) => return Err(format!("{}: {error}", rule.label)),
+        }
+    }
+    Ok((!broken.is_empty()).then(|| format!("rule does not hold: {}", broken.join("; "))))
+}
+
+/// How the jobs ended that the job of a workflow's hooks needs, which are all others.
+fn ending(job: JobRef<'_>) -> &'static str {
+    if job.needs.values().any(|need| need.status.is_failure()) {
+        "failed"
+    } else if job.needs.values().any(|need| need.status == JobStatus::Cancelled) {
+        "cancelled"
+    } else {
+        "success"
+    }
+}
+
+/// The hooks of a workflow that fit the end of its run, as steps. What runs after a failure or a cancel never changes it.
+fn run_hooks(definition: &Job, job: JobRef<'_>) -> Vec<Step> {
+    let hooks = &definition.hooks;
+    let (first, allowed) = match ending(job) {
+        "success" => (&hooks.on_success, false),
+        "failed" => (&hooks.on_failure, true),
+        _ => (&hooks.on_cancel, true),
+    };
+    let step = |condition: &str, hook: &Step| Step {
+        condition: Some(condition.to_owned()),
+        continue_on_error: allowed,
+        timeout_ms: Some(hook.timeout_ms.unwrap_or(MAX_HOOK_MS)),
+        ..hook.clone()
+    };
+    let first = first.iter().map(|hook| step("!cancelled()", hook));
+    first.chain(hooks.cleanup.iter().map(|hook| step("always()", hook))).collect()
 }
 
 fn no_such_job(job: JobRef<'_>) -> String {
@@ -102,12 +152,19 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
     {
         event.remove("payload");
     }
+    let hooked = definition.is_run_hooks();
     Ok(JobSpec {
         workflow: scope.workflow.name.clone(),
         job: job.name.to_owned(),
         env,
         variables: variables(scope, job.matrix),
-        steps: definition.steps.clone(),
+        steps: if hooked { run_hooks(definition, job) } else { definition.steps.clone() },
+        init: definition.init.clone(),
+        groups: definition.groups.clone(),
+        composites: definition.composites.clone(),
+        hooks: if hooked { Hooks::default() } else { definition.hooks.clone() },
+        check_mode: scope.event.check_mode,
+        outcome: hooked.then(|| ending(job).to_owned()),
         outputs: definition.outputs.clone(),
         context: context.into_inner(),
     })
@@ -115,11 +172,16 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
 
 /// `MATRIX_<NAME>` and `INPUT_<NAME>`, so that scripts need no expressions.
 fn variables(scope: Scope<'_>, matrix: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let inputs = scope.event.inputs.iter().map(|(name, value)| {
+    let matrix = matrix.iter().map(|(name, value)| (variable("MATRIX", name), value.clone()));
+    matrix.chain(input_variables(&scope.event.inputs)).collect()
+}
+
+/// `INPUT_<NAME>` of validated inputs.
+pub fn input_variables(inputs: &BTreeMap<String, Json>) -> impl Iterator<Item = (String, String)> {
+    inputs.iter().map(|(name, value)| {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         (variable("INPUT", name), text)
-    });
-    matrix.iter().map(|(name, value)| (variable("MATRIX", name), value.clone())).chain(inputs).collect()
+    })
 }
 
 fn variable(prefix: &str, name: &str) -> String {
