@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kici_engine::ids::{AgentId, InstanceId, JobId};
-use kici_engine::lock::Need;
+use kici_engine::lock::{Need, RUN_HOOKS_JOB};
 use kici_engine::needs::{Verdict, aggregate, decide, merge_outputs};
 use kici_engine::state::{
     FailureReason, InvalidTransition, JobEvent, JobStatus, JobView, QueueStatus, RunStatus, run_status, transition,
@@ -165,7 +165,9 @@ impl RunState {
                 if self.jobs[at].status != JobStatus::Pending {
                     continue;
                 }
-                if self.run.cancel_requested_at.is_some() {
+                // What the workflow wants to do about a cancel comes after everything else has ended.
+                let hooks = self.runs_hooks_after_cancel(at);
+                if self.run.cancel_requested_at.is_some() && !hooks {
                     let reason = self.run.failure_reason.unwrap_or(FailureReason::CancelledByUser);
                     self.stop(at, reason, false, now)?;
                     changed = true;
@@ -188,6 +190,11 @@ impl RunState {
                 return Ok(if wants_lock { Advanced::WantsLock } else { Advanced::Stable });
             }
         }
+    }
+
+    /// Whether a job runs the hooks of a workflow and has a cancel to answer: something had begun.
+    pub(crate) fn runs_hooks_after_cancel(&self, at: usize) -> bool {
+        self.jobs[at].base_name == RUN_HOOKS_JOB && self.jobs.iter().any(|job| job.started_at.is_some())
     }
 
     fn judge(&self, at: usize) -> Verdict {
