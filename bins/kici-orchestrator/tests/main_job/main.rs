@@ -7,6 +7,7 @@ mod disk;
 mod happy;
 mod hostile;
 mod intake;
+mod language;
 mod large;
 mod loss;
 mod postgres;
