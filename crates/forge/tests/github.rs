@@ -269,6 +269,6 @@ async fn one_file_is_read_at_a_commit_if_it_is_small_enough() {
     assert_eq!(read(".kici/workflows/ci.yaml", 100).await, Ok(Some(b"ci".to_vec())));
     assert_eq!(read("nothing", 100).await, Ok(None));
     assert!(read(".kici/workflows/ci.yaml", 1).await.is_err());
-    w.fault("contents", 422, &[]);
+    w.fault("contents", 403, &[]);
     assert!(read(".kici/workflows/ci.yaml", 100).await.is_err(), "no answer is not \"not there\"");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::expr::Scope;
-use crate::lock::{Checkout, Hooks, Job, Need, Selector, Shell, SourceRef, Value};
+use crate::lock::{Checkout, Hooks, Job, Need, Rule, Selector, Shell, SourceRef, Step, Value};
 use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
@@ -83,6 +83,7 @@ impl Walk<'_> {
             Some(entry) => self.within("timeout", |walk| walk.duration(&entry.value)),
             None => place.defaults.timeout_ms,
         };
+        let (rules, init, hooks) = self.around_steps(fields, &around, &ids);
         Some(Job {
             name: name.to_owned(),
             display_name: fields.get("name").and_then(|entry| {
@@ -104,19 +105,9 @@ impl Walk<'_> {
                 Some(entry) => self.within("checkout", |walk| walk.checkout(&entry.value)),
                 None => Checkout::default(),
             },
-            init: fields.get("init").map_or_else(Vec::new, |entry| {
-                let scope = around.scope("init", &[]);
-                self.within("init", |walk| walk.init(&entry.value, &scope, &around))
-            }),
-            rules: fields.get("rules").map_or_else(Vec::new, |entry| {
-                let scope = scope::ready_job("rules", place.inputs, &names);
-                self.within("rules", |walk| walk.rules(&entry.value, &format!("job `{name}`"), &scope))
-            }),
-            hooks: fields.get("hooks").map_or_else(Hooks::default, |entry| {
-                let scope = around.scope("hooks", &ids);
-                let owner = format!("job `{name}`");
-                self.within("hooks", |walk| walk.hooks(&entry.value, &keys::JOB_HOOKS, &owner, &scope, &around))
-            }),
+            rules,
+            init,
+            hooks,
             outputs: self.outputs(fields, &around, &ids),
             timeout_ms,
             grace_period_ms: fields
@@ -127,6 +118,29 @@ impl Walk<'_> {
             groups,
             composites,
         })
+    }
+
+    /// What decides on the job, prepares it and follows it.
+    fn around_steps(
+        &mut self,
+        fields: Fields<'_>,
+        around: &Around<'_>,
+        ids: &[String],
+    ) -> (Vec<Rule>, Vec<Step>, Hooks) {
+        let owner = around.owner();
+        let rules = fields.get("rules").map_or_else(Vec::new, |entry| {
+            let scope = scope::ready_job("rules", around.place.inputs, around.names);
+            self.within("rules", |walk| walk.rules(&entry.value, &owner, &scope))
+        });
+        let init = fields.get("init").map_or_else(Vec::new, |entry| {
+            let scope = around.scope("init", &[]);
+            self.within("init", |walk| walk.init(&entry.value, &scope, around))
+        });
+        let hooks = fields.get("hooks").map_or_else(Hooks::default, |entry| {
+            let scope = around.scope("hooks", ids);
+            self.within("hooks", |walk| walk.hooks(&entry.value, &keys::JOB_HOOKS, &owner, &scope, around))
+        });
+        (rules, init, hooks)
     }
 
     pub(super) fn description(&mut self, fields: Fields<'_>) -> Option<String> {

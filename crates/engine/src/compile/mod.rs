@@ -3,6 +3,7 @@
 //! One pass over the tree of a file finds everything that is wrong with it. Nothing is executed, nothing is read but the
 //! text that is given.
 
+mod action;
 mod composite;
 mod hooks;
 mod init;

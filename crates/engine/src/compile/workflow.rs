@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::lock::{Job, MAX_RUN_HOOKS_MS, Need, RUN_HOOKS_JOB, SourceRef, Trigger, Value, Workflow};
+use crate::lock::{Job, MAX_RUN_HOOKS_MS, Need, RUN_HOOKS_JOB, Requirement, Rule, SourceRef, Trigger, Value, Workflow};
 use crate::state::JobStatus;
 use crate::yaml::{Data, Entry, Node, Span};
 
@@ -56,13 +56,7 @@ impl Walk<'_> {
         let timeout_ms =
             fields.get("timeout").and_then(|entry| self.within("timeout", |walk| walk.duration(&entry.value)));
         let description = self.description(fields);
-        let requires = fields
-            .get("requires")
-            .map_or_else(Vec::new, |entry| self.within("requires", |walk| walk.requires(&entry.value)));
-        let rules = fields.get("rules").map_or_else(Vec::new, |entry| {
-            let scope = scope::workflow("rules", &inputs);
-            self.within("rules", |walk| walk.rules(&entry.value, "the workflow", &scope))
-        });
+        let (requires, rules) = self.conditions_of_run(fields, &inputs);
         let mut jobs = self.jobs(root, fields, &defaults, &inputs);
         if let Some(entry) = fields.get("hooks") {
             let job = self.within("hooks", |walk| walk.run_hooks(entry, &jobs, &defaults, &inputs));
@@ -86,6 +80,17 @@ impl Walk<'_> {
             jobs,
         };
         Some(Named { workflow, place })
+    }
+
+    fn conditions_of_run(&mut self, fields: Fields<'_>, inputs: &Inputs) -> (Vec<Requirement>, Vec<Rule>) {
+        let requires = fields
+            .get("requires")
+            .map_or_else(Vec::new, |entry| self.within("requires", |walk| walk.requires(&entry.value)));
+        let rules = fields.get("rules").map_or_else(Vec::new, |entry| {
+            let scope = scope::workflow("rules", inputs);
+            self.within("rules", |walk| walk.rules(&entry.value, "the workflow", &scope))
+        });
+        (requires, rules)
     }
 
     /// The document without its `x-…` keys, which are free.

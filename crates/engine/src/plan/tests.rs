@@ -220,7 +220,7 @@ fn results_of_needed_jobs_decide_and_travel() {
     let variables: Vec<_> = spec.variables.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(variables, ["INPUT_COUNT=3", "INPUT_ENV=prod", "MATRIX_RUST_VERSION=1.95"]);
     assert_eq!(spec.context["needs"]["build"], json!({"status": "success", "outputs": {"pool": "A"}}));
-    assert_eq!(spec.context["run"], json!({"id": run().id.to_string(), "attempt": 2, "check_mode": false}));
+    assert_eq!(spec.context["run"], json!({"id": run().id.to_string(), "attempt": 2, "check_mode": "apply"}));
     assert_eq!((&spec.context["branch"], spec.context["event"].get("payload")), (&json!("main"), None));
 
     let mut failed = needs.clone();

@@ -317,7 +317,7 @@ async fn hooks_follow_success_and_failure_and_see_how_it_went() {
         assert_eq!(kinds, expected);
         let said: Vec<String> = log(&job).into_iter().filter(|line| line.starts_with("o ")).collect();
         if run == "true" {
-            assert_eq!((outcome.status, said), (JobStatus::Success, vec!["o success  ".into(), "o success  ".into()]));
+            assert_eq!((outcome.status, said), (JobStatus::Success, vec!["o success".into(), "o success".into()]));
         } else {
             let line = "o failed step_failed step/0/0".to_owned();
             assert_eq!((outcome.exit_code, said), (Some(3), vec![line.clone(), line]));
