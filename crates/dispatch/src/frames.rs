@@ -16,6 +16,8 @@ use crate::registry::slots::Refusal;
 const MAX_TEXT: usize = 2000;
 /// Longest summary of a step, in bytes.
 const MAX_SUMMARY: usize = 1 << 20;
+/// Longest description of drift.
+const MAX_DRIFT: usize = 64 * 1024;
 
 /// A frame about one job.
 #[derive(Debug)]
@@ -164,6 +166,11 @@ fn read_step(job: JobRef, update: StepUpdate) -> Result<StepWrite, String> {
         missing_lines: update.missing_lines,
         failure_allowed: update.failure_allowed,
         summary: Some(cut(update.summary, MAX_SUMMARY)).filter(|text| !text.is_empty()),
+        attempt: update.attempt.max(1),
+        // A word of a newer agent is no reason to lose the step.
+        check: update.check_result.parse().ok(),
+        drift: Some(cut(update.drift, MAX_DRIFT)).filter(|text| !text.is_empty()),
+        group: some_text(update.group),
     })
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::check::CheckMode;
 use crate::state::words;
 
 words! {
@@ -155,6 +156,9 @@ pub struct Event {
     /// For a manual run: the one workflow that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_workflow: Option<String>,
+    /// What the run may change. Only a person who starts a run chooses it; it stays with the run and its repetitions.
+    #[serde(default, skip_serializing_if = "CheckMode::is_apply")]
+    pub check_mode: CheckMode,
     /// The forge's document.
     #[serde(default)]
     pub payload: Json,
@@ -193,6 +197,7 @@ impl Event {
             commit_message: self.commit_message.clone(),
             inputs: self.inputs.clone(),
             requested_workflow: self.requested_workflow.clone(),
+            check_mode: self.check_mode,
             payload: Json::Null,
             chain_depth: self.chain_depth,
         }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::check::CheckMode;
 use crate::hosts::Fanout;
-use crate::lock::{Step, Value};
+use crate::lock::{Composite, Group, Hooks, Step, Value};
 
 /// The `spec_json` of a `JobOffer`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,8 +20,26 @@ pub struct JobSpec {
     pub env: BTreeMap<String, Value>,
     /// `MATRIX_*` and `INPUT_*` variables.
     pub variables: BTreeMap<String, String>,
+    /// Commands that prepare the job before its first step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub init: Vec<Step>,
     /// The steps, as in the lock.
     pub steps: Vec<Step>,
+    /// The groups that steps form.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
+    /// The uses of step files that steps stand in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub composites: Vec<Composite>,
+    /// What runs around the steps.
+    #[serde(default, skip_serializing_if = "Hooks::is_empty")]
+    pub hooks: Hooks,
+    /// What the steps may change.
+    #[serde(default, skip_serializing_if = "CheckMode::is_apply")]
+    pub check_mode: CheckMode,
+    /// How the run ended, for the job of a workflow's hooks: `success`, `failed` or `cancelled`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<String>,
     /// Templates of the job's outputs.
     pub outputs: BTreeMap<String, Value>,
     /// Its place in a fan-out over hosts; `KICI_FANOUT_*` in its steps.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod compile;
 pub mod concurrency;
 pub mod condition;
@@ -20,6 +21,7 @@ pub mod metrics;
 pub mod needs;
 pub mod pattern;
 pub mod plan;
+pub mod requires;
 pub mod schema;
 pub mod size;
 pub mod state;

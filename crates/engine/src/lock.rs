@@ -8,10 +8,18 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
 use crate::hosts::{HostSelector, OnUnreachable};
 use crate::state::{FailureClass, JobStatus};
+
+mod step;
+mod trigger;
+
+pub use step::{
+    Action, Backoff, Check, Composite, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB, Requirement,
+    Retry, Rule, Step, WaitFor,
+};
+pub use trigger::{Conditions, Input, InputType, Patterns, Trigger};
 
 /// The schema that this build writes.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -71,6 +79,12 @@ pub struct Workflow {
     /// A CEL condition; false means no run.
     #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
+    /// Files that the commit must have, or must not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requires: Vec<Requirement>,
+    /// All must hold, else there is no run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<Rule>,
     /// Environment of every step.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Value>,
@@ -185,6 +199,9 @@ pub struct Job {
     /// A CEL condition, evaluated when its needs are met; false means `skipped`.
     #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
+    /// All must hold when its needs are met, else it is `skipped` with their labels as the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<Rule>,
     /// Environment of its steps.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Value>,
@@ -206,8 +223,54 @@ pub struct Job {
     /// When it is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
-    /// Its steps, at least one.
+    /// Commands that prepare it after the checkout and before the first step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub init: Vec<Step>,
+    /// Its steps, at least one but for the job of a workflow's hooks.
     pub steps: Vec<Step>,
+    /// The groups that its steps form.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
+    /// The uses of step files that its steps stand in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub composites: Vec<Composite>,
+    /// What runs around its steps. Of the job named [`RUN_HOOKS_JOB`]: the hooks of the workflow.
+    #[serde(default, skip_serializing_if = "Hooks::is_empty")]
+    pub hooks: Hooks,
+}
+
+impl Job {
+    /// A job without steps and with everything else as where nothing is written.
+    pub fn bare(name: impl Into<String>, source: SourceRef, runs_on: Selector) -> Self {
+        Self {
+            name: name.into(),
+            display_name: None,
+            description: None,
+            source,
+            needs: Vec::new(),
+            runs_on,
+            matrix: None,
+            max_parallel: None,
+            fail_fast: false,
+            condition: None,
+            rules: Vec::new(),
+            env: BTreeMap::new(),
+            checkout: Checkout::default(),
+            outputs: BTreeMap::new(),
+            timeout_ms: None,
+            grace_period_ms: None,
+            init: Vec::new(),
+            steps: Vec::new(),
+            groups: Vec::new(),
+            composites: Vec::new(),
+            hooks: Hooks::default(),
+        }
+    }
+
+    /// Whether it is the job of a workflow's hooks.
+    pub fn is_run_hooks(&self) -> bool {
+        self.name == RUN_HOOKS_JOB
+    }
 }
 
 /// One edge: a job, and the statuses of it that let the downstream run. Never empty.
@@ -304,263 +367,4 @@ pub enum Shell {
     Python,
     /// This argument list; `{0}` is the script file.
     Command(Vec<String>),
-}
-
-/// One step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Step {
-    /// Unique in its job; names its outputs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// For people; the first line of the script otherwise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<Value>,
-    /// Where it is written.
-    pub source: SourceRef,
-    /// The script. Never a template.
-    pub run: String,
-    /// None: bash, or `sh -e` where there is no bash.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shell: Option<Shell>,
-    /// Below the workspace.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub working_directory: Option<Value>,
-    /// Environment of this step.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub env: BTreeMap<String, Value>,
-    /// A CEL condition, evaluated on the agent; false means `skipped`.
-    #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
-    pub condition: Option<String>,
-    /// Its failure does not fail the job.
-    #[serde(default)]
-    pub continue_on_error: bool,
-    /// Limit in milliseconds; the agent's default otherwise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout_ms: Option<u64>,
-}
-
-/// Include and exclude patterns as written (`!x` excludes); see `crate::pattern` for their meaning.
-pub type Patterns = Vec<String>;
-
-/// Conditions on a JSON document: JSONPath (RFC 9535) to an expected scalar, a list of them (any), or `/regex/`.
-pub type Conditions = BTreeMap<String, Json>;
-
-/// What starts a workflow. An empty list or map does not filter.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-#[allow(missing_docs, reason = "the fields are the keys of the table of trigger filters in docs/workflows.md")]
-pub enum Trigger {
-    /// A branch was pushed to.
-    Push {
-        #[serde(default)]
-        branches: Patterns,
-        #[serde(default)]
-        paths: Patterns,
-        #[serde(default)]
-        repos: Patterns,
-    },
-    /// A pull or merge request.
-    Pr {
-        #[serde(default)]
-        actions: Vec<String>,
-        #[serde(default)]
-        branches: Patterns,
-        #[serde(default)]
-        source_branches: Patterns,
-        #[serde(default)]
-        paths: Patterns,
-        #[serde(default)]
-        repos: Patterns,
-    },
-    /// A tag was pushed.
-    Tag {
-        #[serde(default)]
-        tags: Patterns,
-        #[serde(default)]
-        repos: Patterns,
-    },
-    /// A comment on an issue or a pull request.
-    Comment {
-        #[serde(default)]
-        actions: Vec<String>,
-        #[serde(default)]
-        target: Option<String>,
-        #[serde(default)]
-        body: Patterns,
-    },
-    /// A review of a pull request.
-    Review {
-        #[serde(default)]
-        actions: Vec<String>,
-        #[serde(default)]
-        states: Vec<String>,
-    },
-    /// A comment in a review.
-    ReviewComment {
-        #[serde(default)]
-        actions: Vec<String>,
-    },
-    /// A release.
-    Release {
-        #[serde(default)]
-        actions: Vec<String>,
-    },
-    /// `repository_dispatch`, or by hand when `manual`.
-    Dispatch {
-        #[serde(default)]
-        types: Vec<String>,
-        #[serde(default)]
-        manual: bool,
-        #[serde(default)]
-        inputs: BTreeMap<String, Input>,
-    },
-    /// A branch or tag was created.
-    Create {
-        #[serde(default)]
-        ref_type: Option<String>,
-        #[serde(default)]
-        refs: Patterns,
-    },
-    /// A branch or tag was deleted.
-    Delete {
-        #[serde(default)]
-        ref_type: Option<String>,
-        #[serde(default)]
-        refs: Patterns,
-    },
-    /// A commit status.
-    Status {
-        #[serde(default)]
-        contexts: Patterns,
-        #[serde(default)]
-        states: Vec<String>,
-    },
-    /// A run of a foreign CI.
-    WorkflowRun {
-        #[serde(default)]
-        actions: Vec<String>,
-        #[serde(default)]
-        workflows: Patterns,
-        #[serde(default)]
-        conclusions: Vec<String>,
-    },
-    /// The repository was forked.
-    Fork {},
-    /// The repository was starred.
-    Star {
-        #[serde(default)]
-        actions: Vec<String>,
-    },
-    /// The repository was watched.
-    Watch {
-        #[serde(default)]
-        actions: Vec<String>,
-    },
-    /// A raw event of a forge, by its name.
-    Webhook {
-        events: Vec<String>,
-        #[serde(default)]
-        actions: Vec<String>,
-    },
-    /// An event on the internal bus.
-    KiciEvent {
-        name: String,
-        #[serde(default)]
-        r#match: Conditions,
-        #[serde(default)]
-        not: Conditions,
-        #[serde(default)]
-        source: Patterns,
-    },
-    /// A run ended.
-    WorkflowComplete {
-        #[serde(default)]
-        workflow: Patterns,
-        #[serde(default)]
-        status: Vec<String>,
-        #[serde(default)]
-        source: Patterns,
-    },
-    /// A job ended.
-    JobComplete {
-        #[serde(default)]
-        workflow: Patterns,
-        #[serde(default)]
-        job: Patterns,
-        #[serde(default)]
-        status: Vec<String>,
-        #[serde(default)]
-        source: Patterns,
-    },
-    /// Several runs failed in a window.
-    WorkflowsFailedBatch {
-        accumulate_ms: u64,
-        #[serde(default)]
-        workflows: Patterns,
-    },
-    /// A call to a generic source.
-    GenericWebhook {
-        source: String,
-        #[serde(default)]
-        events: Vec<String>,
-        #[serde(default)]
-        r#match: Conditions,
-        #[serde(default)]
-        not: Conditions,
-    },
-    /// A time.
-    Schedule {
-        cron: String,
-        timezone: String,
-        #[serde(default)]
-        inputs: BTreeMap<String, String>,
-        jitter_ms: u64,
-        catchup_ms: u64,
-    },
-    /// An event of the system's own life.
-    Lifecycle {
-        events: Vec<String>,
-        #[serde(default)]
-        sources: Patterns,
-    },
-}
-
-/// Type of an input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum InputType {
-    String,
-    Number,
-    Integer,
-    Boolean,
-    Enum,
-    Literal,
-}
-
-/// One input of a manual or dispatched run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Input {
-    /// Its type.
-    pub r#type: InputType,
-    /// Must be given.
-    pub required: bool,
-    /// Used when it is not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub default: Option<Json>,
-    /// Allowed values of an `enum` or `literal`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub values: Vec<Json>,
-    /// Smallest number, or shortest string in characters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min: Option<f64>,
-    /// Largest number, or longest string in characters.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max: Option<f64>,
-    /// Regular expression that a string must match as a whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pattern: Option<String>,
-    /// For people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub description: Option<String>,
 }

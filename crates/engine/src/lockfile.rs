@@ -8,7 +8,9 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 use crate::labels::CompiledSelector;
-use crate::lock::{BREAKING_FLOOR, Generator, Job, LockDocument, Matcher, SCHEMA_VERSION, Selector, Workflow};
+use crate::lock::{
+    Action, BREAKING_FLOOR, Generator, Job, LockDocument, MAX_HOOK_MS, Matcher, SCHEMA_VERSION, Selector, Workflow,
+};
 use crate::{needs, trigger};
 
 /// Largest document, in bytes.
@@ -131,7 +133,8 @@ fn canonical(value: &Json) -> Json {
 /// # Errors
 /// The first rule that is broken, in words.
 pub fn check_workflow(workflow: &Workflow) -> Result<(), String> {
-    if !(1..=MAX_JOBS).contains(&workflow.jobs.len()) {
+    let written = workflow.jobs.iter().filter(|job| !job.is_run_hooks()).count();
+    if !(1..=MAX_JOBS).contains(&written) {
         return Err(format!("it has {} jobs; 1 to {MAX_JOBS} are allowed", workflow.jobs.len()));
     }
     for one in &workflow.triggers {
@@ -156,12 +159,13 @@ pub fn check_workflow(workflow: &Workflow) -> Result<(), String> {
 fn check_job(job: &Job, known: &BTreeMap<&str, Vec<&str>>) -> Result<(), String> {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-');
     let starts = job.name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
-    if !starts || job.name.len() > 64 || !job.name.chars().all(legal) {
+    if !job.is_run_hooks() && (!starts || job.name.len() > 64 || !job.name.chars().all(legal)) {
         return Err("its name is not `[a-z0-9][a-z0-9_-]{0,63}`".to_owned());
     }
-    if job.steps.is_empty() {
+    if job.steps.is_empty() && !job.is_run_hooks() {
         return Err("it has no steps".to_owned());
     }
+    check_steps(job)?;
     if let Some(need) = job.needs.iter().find(|need| !known.contains_key(need.job.as_str())) {
         return Err(format!("it needs unknown job `{}`", need.job));
     }
@@ -179,6 +183,43 @@ fn check_job(job: &Job, known: &BTreeMap<&str, Vec<&str>>) -> Result<(), String>
     };
     let selector = Selector { labels: fixed(&job.runs_on.labels), exclude: fixed(&job.runs_on.exclude) };
     CompiledSelector::compile(&selector).map(|_| ()).map_err(|error| format!("runs_on: {error}"))
+}
+
+/// Groups that exist and lie together; hooks within their limit.
+fn check_steps(job: &Job) -> Result<(), String> {
+    let mut last = None;
+    let mut seen = BTreeSet::new();
+    for step in &job.steps {
+        if let Some(group) = step.group
+            && (group as usize >= job.groups.len() || (last != Some(group) && !seen.insert(group)))
+        {
+            return Err(format!("its step at line {} is in a group that does not exist or is torn", step.source.line));
+        }
+        last = step.group;
+    }
+    check_composites(job)?;
+    let hooks = job.steps.iter().flat_map(|step| step.on_cancel.iter().chain(&step.cleanup)).chain(job.hooks.all());
+    let mut hooks =
+        hooks.map(|hook| (hook, matches!(hook.action, Action::Run(_)), hook.timeout_ms.unwrap_or_default()));
+    match hooks.find(|(_, runs, ms)| !runs || *ms > MAX_HOOK_MS) {
+        Some((hook, ..)) => {
+            Err(format!("its hook at line {} is no script, or may take longer than 5 min", hook.source.line))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Uses that exist, and whose parents stand before them.
+fn check_composites(job: &Job) -> Result<(), String> {
+    let count = job.composites.len();
+    let broken = job.composites.iter().enumerate().find(|(at, used)| used.parent.is_some_and(|up| up as usize >= *at));
+    if let Some((_, used)) = broken {
+        return Err(format!("its use of `{}` stands in one that does not exist", used.path));
+    }
+    match job.steps.iter().find(|step| step.composite.is_some_and(|used| used as usize >= count)) {
+        Some(step) => Err(format!("its step at line {} stands in a step file that is not used", step.source.line)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

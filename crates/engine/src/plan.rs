@@ -20,7 +20,8 @@ use crate::state::{FailureReason, JobStatus};
 mod activate;
 mod context;
 
-pub use activate::{activate, job_spec};
+use activate::broken_rules;
+pub use activate::{activate, input_variables, job_spec};
 pub use context::{context, wants_payload};
 
 use context::{json, rendered};
@@ -239,6 +240,14 @@ pub enum PlanError {
         /// Why.
         problem: String,
     },
+    /// A rule of the workflow cannot be evaluated.
+    #[error("`rules` of workflow `{workflow}`: {problem}")]
+    Rules {
+        /// Its name.
+        workflow: String,
+        /// Why.
+        problem: String,
+    },
     /// More than [`MAX_JOBS`].
     #[error("workflow `{workflow}` makes {count} jobs; at most {MAX_JOBS} are allowed in one run")]
     TooManyJobs {
@@ -287,6 +296,11 @@ pub fn plan_run(scope: Scope<'_>, fleet: &Fleet) -> Result<Planned, PlanError> {
     }
     let concurrency = context::slot(workflow.concurrency.as_ref(), &context)
         .map_err(|problem| PlanError::Concurrency { workflow: workflow.name.clone(), problem })?;
+    match broken_rules(&workflow.rules, &context) {
+        Ok(None) => {}
+        Ok(Some(reason)) => return Ok(Planned::Declined { reason }),
+        Err(problem) => return Err(PlanError::Rules { workflow: workflow.name.clone(), problem }),
+    }
     let mut notes = Vec::new();
     let run_name = run_name(scope, &context, &mut notes);
     let mut jobs: Vec<JobPlan> = Vec::new();

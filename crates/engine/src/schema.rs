@@ -92,7 +92,18 @@ fn definitions() -> Json {
                 "additionalProperties": {"type": "array", "items": {"$ref": "#/$defs/scalar"}, "minItems": 1},
             },
         ]},
-        "step": {"anyOf": [{"type": "string"}, object(&keys::STEP, &["run"], step_key)]},
+        "step": {"anyOf": [{"type": "string"}, step()]},
+        "script": {"type": ["string", "boolean", "number"]},
+        "rules": {"type": "array", "items": object(&keys::RULE, &["if"], |key| match key {
+            "if" => reference("condition", "Must hold"),
+            _ => json!({"type": "string", "description": "What it asks for; shown when it does not hold"}),
+        })},
+        "hook": {"anyOf": [{"$ref": "#/$defs/script"}, object(&keys::HOOK_STEP, &["run"], step_key)]},
+        "init": {"anyOf": [{"enum": ["auto", "mise"]}, object(&keys::INIT, &["run"], step_key)]},
+        "hooks": {"anyOf": [
+            {"$ref": "#/$defs/hook"},
+            {"type": "array", "items": {"$ref": "#/$defs/hook"}, "maxItems": 16},
+        ]},
     })
 }
 
@@ -107,6 +118,17 @@ fn workflow_key(key: &str) -> Json {
         "run_name" => reference("template", "Title of a run"),
         "on" => reference("on", "What starts the workflow"),
         "if" => reference("condition", "False: no run"),
+        "requires" => json!({
+            "type": "array",
+            "description": "Tests on files of the commit; all must hold, else there is no run",
+            "items": object(&keys::REQUIREMENT, &["file"], |key| match key {
+                "file" => json!({"type": "string", "description": "Path from the root of the repository"}),
+                "exists" => json!({"type": "boolean", "default": true, "description": "Whether it must be there"}),
+                _ => reference("conditions", "On its content, which is JSON"),
+            }),
+        }),
+        "rules" => reference("rules", "All must hold, else there is no run"),
+        "hooks" => hooks(&keys::RUN_HOOKS),
         "env" => reference("env", "Environment of every step"),
         "defaults" => reference("defaults", "For jobs and steps that lack the key"),
         "timeout" => reference("duration", "Limit of the whole run"),
@@ -196,6 +218,12 @@ fn job_key(key: &str) -> Json {
             "anyOf": [{"$ref": "#/$defs/need"}, {"type": "array", "items": {"$ref": "#/$defs/need"}}],
         }),
         "if" => reference("condition", "Asked when the needs are met; false: skipped"),
+        "init" => json!({
+            "description": "Prepares the job before its first step",
+            "anyOf": [{"const": false}, {"$ref": "#/$defs/init"}, {"type": "array", "items": {"$ref": "#/$defs/init"}}],
+        }),
+        "rules" => reference("rules", "All must hold when the needs are met, else it is skipped"),
+        "hooks" => hooks(&keys::JOB_HOOKS),
         "runs_on" => reference("runs_on", "Which agents may run the job"),
         "runs_on_all" => reference("runs_on_all", "Runs the job once on each of these hosts"),
         "on_unreachable" => json!({
@@ -262,10 +290,87 @@ fn concurrency() -> Json {
         _ => json!({"type": "boolean", "description": "Cancel older runs of the group; false if absent"}),
     });
     json!({"anyOf": [{"$ref": "#/$defs/template"}, map]})
+fn step() -> Json {
+    let mut step = object(&keys::STEP, &[], step_key);
+    step["anyOf"] =
+        ["run", "check", "wait_for", "parallel", "use"].into_iter().map(|key| json!({"required": [key]})).collect();
+    step
+}
+
+/// `hooks` of a workflow, a job or a step.
+fn hooks(kinds: &KeySet) -> Json {
+    object(kinds, &[], |key| {
+        let when = match key {
+            "on_success" => "After success",
+            "on_failure" => "After a failure",
+            "on_cancel" => "After a graceful cancel or the limit of the job",
+            "before_step" => "Before each step",
+            "after_step" => "After each step",
+            _ => "Last, always, but for a forced cancel",
+        };
+        reference("hooks", when)
+    })
+}
+
+fn step_retry() -> Json {
+    let map = object(&keys::STEP_RETRY, &["attempts"], |key| match key {
+        "attempts" => json!({"type": "integer", "minimum": 1, "maximum": 100, "description": "How often in all"}),
+        "delay" => reference("duration", "Pause after the first attempt"),
+        "max_delay" => reference("duration", "Longest pause"),
+        "backoff" => json!({"enum": ["exponential", "fixed"], "description": "How the pause grows"}),
+        _ => json!({
+            "description": "Only after these exit codes",
+            "anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}],
+        }),
+    });
+    json!({"description": "Tries again when it failed", "anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, map]})
+}
+
+fn wait_for() -> Json {
+    let mut map = object(&keys::WAIT_FOR, &[], |key| match key {
+        "run" => reference("script", "A script that exits with 0"),
+        "url" => reference("template", "An address that answers a GET with 2xx"),
+        "interval" => reference("duration", "Between two questions"),
+        _ => reference("duration", "How long it is waited in all"),
+    });
+    map["description"] = json!("Waits until something is there");
+    map["oneOf"] = json!([{"required": ["run"]}, {"required": ["url"]}]);
+    map
+}
+
+fn parallel() -> Json {
+    let mut map = object(&keys::PARALLEL, &["steps"], |key| match key {
+        "steps" => {
+            json!({"type": "array", "items": {"$ref": "#/$defs/step"}, "minItems": 1, "description": "Run side by side"})
+        }
+        "fail_fast" => {
+            json!({"type": "boolean", "default": true, "description": "The first failure cancels the others"})
+        }
+        "max_parallel" => json!({"type": "integer", "minimum": 1, "maximum": 256, "description": "Steps at once"}),
+        _ => json!({"type": "string", "description": "For people"}),
+    });
+    map["description"] = json!("Steps that run side by side");
+    map
 }
 
 fn step_key(key: &str) -> Json {
     match key {
+        "check" => reference("script", "Looks; what it writes to $KICI_DRIFT is what differs"),
+        "apply" => reference("script", "Repairs what check found"),
+        "when_in_sync" => reference("script", "For the outputs where nothing differs"),
+        "drift_exit_code" => json!({
+            "type": "integer", "minimum": 1, "maximum": 255, "description": "Exit code of check that alone means drift",
+        }),
+        "use" => json!({
+            "type": "string",
+            "pattern": "^\\./\\.kici/steps/[^/]+$",
+            "description": "A step file of the same commit",
+        }),
+        "with" => reference("env", "Inputs of the step file"),
+        "retry" => step_retry(),
+        "wait_for" => wait_for(),
+        "parallel" => parallel(),
+        "hooks" => hooks(&keys::STEP_HOOKS),
         "id" => {
             json!({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]{0,63}$", "description": "Names its outputs"})
         }

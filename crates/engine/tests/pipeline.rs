@@ -70,6 +70,7 @@ fn event() -> Event {
         inputs: BTreeMap::new(),
         requested_workflow: None,
         payload: json!({}),
+        check_mode: Default::default(),
         chain_depth: 0,
     }
 }

@@ -38,9 +38,7 @@ impl CompileCache {
         if let Some(known) = self.lock().sets.get(key) {
             return Arc::clone(known);
         }
-        let sources: Vec<(String, String)> =
-            files.files.iter().map(|file| (file.path.clone(), file.content.clone())).collect();
-        let compiled = Arc::new(compile_set(&sources));
+        let compiled = Arc::new(compile_set(&files.sources()));
         let mut entries = self.lock();
         if entries.sets.insert(key.clone(), Arc::clone(&compiled)).is_none() {
             entries.oldest_first.push_back(key.clone());

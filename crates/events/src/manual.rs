@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kici_engine::check::CheckMode;
 use kici_engine::event::{Event, EventKind, ForkState, Sender};
 use kici_engine::ids::RunId;
 use kici_engine::inputs;
@@ -30,6 +31,8 @@ pub struct Manual<'a> {
     pub git_ref: Option<&'a str>,
     /// As given, not validated.
     pub inputs: BTreeMap<String, Json>,
+    /// What the run may change.
+    pub check_mode: CheckMode,
     /// Who asks.
     pub actor: &'a str,
     /// Calls with the same key give the same run.
@@ -96,6 +99,9 @@ impl Planner {
         let workflow = self.find(&manual, &repo, &head.sha, &files, &event)?;
         let declared = declared_inputs(&workflow).ok_or_else(|| ManualError::NotManual(workflow.name.clone()))?;
         event.inputs = inputs::validate(declared, &manual.inputs).map_err(ManualError::Inputs)?;
+        if let Some(reason) = crate::planner::unmet(&*forge, &repo, &head.sha, &workflow).await {
+            return Err(ManualError::Declined(reason));
+        }
         let id = RunId::mint(&*self.ids);
         let fleet = self.fleet(&workflow).await?;
         let planned = plan_run(Scope { workflow: &workflow, event: &event, run: RunInfo { id, attempt: 1 } }, &fleet)?;
@@ -187,6 +193,7 @@ fn manual_event(manual: &Manual<'_>, repo: &str, git_ref: Option<String>, sha: &
         commit_message: None,
         inputs: BTreeMap::new(),
         requested_workflow: Some(manual.workflow.to_owned()),
+        check_mode: manual.check_mode,
         payload: Json::Null,
         chain_depth: 0,
     }

@@ -9,6 +9,7 @@ use kici_engine::event::{ChangedFiles, Event, EventKind, ForkState};
 use kici_engine::ids::{DeliveryRowId, IdSource, RunId};
 use kici_engine::lock::Workflow;
 use kici_engine::plan::{Fleet, Planned, RunInfo, Scope, plan_run, wants_hosts};
+use kici_engine::requires::{self, Content, Verdict};
 use kici_engine::time::Clock;
 use kici_engine::trigger::{Outcome, WorkflowDecision, match_workflow, skip_ci};
 use kici_forge::normalise::{Normalised, normalise};
@@ -235,7 +236,10 @@ impl Planner {
         if let Outcome::Matched { kind, note, .. } = &found.outcome {
             decision.matched += 1;
             decision.notes.extend(note.iter().map(|note| format!("{}: {note}", workflow.name)));
-            self.plan(decision, origin, workflow, event, kind).await?;
+            match unmet(changed.forge, origin.repo, origin.sha, workflow).await {
+                None => self.plan(decision, origin, workflow, event, kind).await?,
+                Some(reason) => decision.notes.push(format!("{}: {reason}", workflow.name)),
+            }
         }
         decision.trace.workflow(found);
         Ok(())
@@ -312,6 +316,23 @@ impl Changed<'_> {
         }
         self.files.get_or_insert_with(|| ChangedFiles::Unavailable("not fetched".to_owned()))
     }
+}
+
+/// The first requirement of a workflow on files of the commit that does not hold, or cannot be told, in words.
+pub(crate) async fn unmet(forge: &dyn Forge, repo: &str, sha: &str, workflow: &Workflow) -> Option<String> {
+    for requirement in &workflow.requires {
+        let content = match forge.file_at(repo, sha, &requirement.file, requires::MAX_FILE_BYTES).await {
+            Ok(Some(bytes)) => Content::Bytes(bytes),
+            Ok(None) => Content::Absent,
+            Err(error) => Content::Unreadable(error.to_string()),
+        };
+        match requires::judge(requirement, &content) {
+            Verdict::Holds => {}
+            Verdict::Fails(why) => return Some(format!("`requires` does not hold: {why}")),
+            Verdict::Unknown(why) => return Some(format!("`requires` cannot be told, so there is no run: {why}")),
+        }
+    }
+    None
 }
 
 /// A decision of the trace that says why a workflow was left out before it was matched.

@@ -169,9 +169,7 @@ impl Planner {
         let forge = self.sources.forge(source)?;
         let head = forge.head(repo, None).await?;
         let files = forge.workflows_at(repo, &head.sha).await?;
-        let sources: Vec<(String, String)> =
-            files.files.iter().map(|file| (file.path.clone(), file.content.clone())).collect();
-        let compiled = kici_engine::compile::compile_set(&sources);
+        let compiled = kici_engine::compile::compile_set(&files.sources());
         let workflows: Vec<RegisteredWorkflow> =
             compiled.files.iter().flat_map(|(_, file)| &file.workflows).map(registered).collect();
         let count = workflows.len();

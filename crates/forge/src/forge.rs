@@ -18,6 +18,12 @@ pub trait Forge: Send + Sync {
     /// [`ForgeError`]; a commit without `.kici` is an empty answer, not an error.
     async fn workflows_at(&self, repo: &str, sha: &str) -> Result<Arc<WorkflowFiles>, ForgeError>;
 
+    /// A file at an exact commit, up to `max` bytes; none when there is no such file.
+    ///
+    /// # Errors
+    /// [`ForgeError`], also for a larger file.
+    async fn file_at(&self, repo: &str, sha: &str, path: &str, max: usize) -> Result<Option<Vec<u8>>, ForgeError>;
+
     /// The files that `event` changed (R14). A failure is [`ChangedFiles::Unavailable`] with the reason.
     async fn changed_files(&self, event: &Event) -> ChangedFiles;
 

@@ -117,6 +117,10 @@ impl Forge for NoRepository {
         Err(self.error())
     }
 
+    async fn file_at(&self, _repo: &str, _sha: &str, _path: &str, _max: usize) -> Result<Option<Vec<u8>>, ForgeError> {
+        Err(self.error())
+    }
+
     async fn changed_files(&self, _event: &Event) -> ChangedFiles {
         ChangedFiles::Unavailable(self.error().to_string())
     }

@@ -114,6 +114,22 @@ impl Forge for Github {
         self.cache.get(key, fetch).await
     }
 
+    async fn file_at(&self, repo: &str, sha: &str, path: &str, max: usize) -> Result<Option<Vec<u8>>, ForgeError> {
+        check_repo(repo)?;
+        check_sha(sha)?;
+        let token = self.app.token(&self.api, repo, Access::Contents).await?;
+        let mut url = self.api.url(&["repos", repo, "contents", path])?;
+        url.query_pairs_mut().append_pair("ref", sha);
+        let what = format!("{path} at commit {sha} of `{repo}`");
+        let found = self.api.raw(&what, url, &token, max).await;
+        match self.app.watch(repo, Access::Contents, found) {
+            Ok(bytes) if bytes.len() > max => Err(ForgeError::unavailable(what, format!("more than {max} bytes"))),
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(ForgeError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn changed_files(&self, event: &Event) -> ChangedFiles {
         let (Some(repo), Some(head)) = (event.repo.as_deref(), event.sha.as_deref()) else {
             return ChangedFiles::Unavailable("the event has no repository or no commit".to_owned());

@@ -108,6 +108,12 @@ impl Forge for Local {
         self.cache.get(key, || self.git.workflows_at(sha, self.limits)).await
     }
 
+    async fn file_at(&self, repo: &str, sha: &str, path: &str, max: usize) -> Result<Option<Vec<u8>>, ForgeError> {
+        self.own(repo)?;
+        check_sha(sha)?;
+        self.git.file_at(sha, path, max).await
+    }
+
     async fn changed_files(&self, event: &Event) -> ChangedFiles {
         let Some(head) = event.sha.as_deref().filter(|s| check_sha(s).is_ok()) else {
             return ChangedFiles::Unavailable("the event has no commit".to_owned());

@@ -104,6 +104,7 @@ pub fn blank(source: &Source, kind: EventKind, raw_name: &str) -> Event {
         inputs: std::collections::BTreeMap::new(),
         requested_workflow: None,
         payload: Json::Null,
+        check_mode: Default::default(),
         chain_depth: 0,
     }
 }

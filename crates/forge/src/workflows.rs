@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Folder of workflow files, relative to the repository.
 pub const WORKFLOW_DIR: &str = ".kici/workflows";
+/// Folder of step files, relative to the repository.
+pub const STEP_DIR: &str = ".kici/steps";
 /// Settings of a repository.
 pub const CONFIG_FILE: &str = ".kici/config.yaml";
 /// A lock document written by a program.
@@ -49,6 +51,9 @@ pub struct Skipped {
 pub struct WorkflowFiles {
     /// `.kici/workflows/*.{yaml,yml}`, sorted by path. Names that start with `_` and sub-folders are not workflows.
     pub files: Vec<WorkflowFile>,
+    /// `.kici/steps/*.{yaml,yml}`, sorted by path: steps that workflows use.
+    #[serde(default)]
+    pub steps: Vec<WorkflowFile>,
     /// `.kici/config.yaml`.
     pub config: Option<String>,
     /// `.kici/kici.lock.json`.
@@ -60,6 +65,11 @@ pub struct WorkflowFiles {
 }
 
 impl WorkflowFiles {
+    /// All that is compiled together: workflows and the steps that they use, with their paths.
+    pub fn sources(&self) -> Vec<(String, String)> {
+        self.files.iter().chain(&self.steps).map(|file| (file.path.clone(), file.content.clone())).collect()
+    }
+
     /// Whether the commit has nothing that could describe a workflow.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty() && self.lock.is_none() && self.skipped.is_empty()
@@ -67,7 +77,7 @@ impl WorkflowFiles {
 
     /// Approximate size in memory, in bytes.
     pub fn weight(&self) -> u64 {
-        let files: usize = self.files.iter().map(|f| f.path.len() + f.content.len()).sum();
+        let files: usize = self.files.iter().chain(&self.steps).map(|f| f.path.len() + f.content.len()).sum();
         let rest = [&self.config, &self.lock, &self.commit_message];
         let rest: usize = rest.into_iter().flatten().map(String::len).sum();
         (files + rest + 256) as u64
@@ -78,6 +88,7 @@ impl WorkflowFiles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Workflow,
+    Step,
     Config,
     Lock,
 }
@@ -111,9 +122,13 @@ impl Selection {
         if path == LOCK_FILE {
             return Some(Role::Lock);
         }
-        let name = path.strip_prefix(WORKFLOW_DIR)?.strip_prefix('/')?;
+        let below = |folder: &str| path.strip_prefix(folder)?.strip_prefix('/');
+        let (name, role) = match (below(WORKFLOW_DIR), below(STEP_DIR)) {
+            (Some(name), _) => (name, Role::Workflow),
+            (None, name) => (name?, Role::Step),
+        };
         let yaml = name.ends_with(".yaml") || name.ends_with(".yml");
-        (yaml && !name.starts_with('_') && !name.contains('/')).then_some(Role::Workflow)
+        (yaml && !name.starts_with('_') && !name.contains('/')).then_some(role)
     }
 
     /// Offers a regular file. `size` is `None` when the tree does not tell; [`Selection::fill`] checks again.
@@ -129,13 +144,21 @@ impl Selection {
     /// What is to be read, sorted by path; beyond the file limit the rest is skipped.
     pub fn take(&mut self) -> Vec<Wanted> {
         self.wanted.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut workflows = 0;
+        let (mut workflows, mut steps) = (0, 0);
         let mut kept = Vec::new();
         for wanted in std::mem::take(&mut self.wanted) {
             if wanted.role == Role::Workflow {
                 workflows += 1;
                 if workflows > self.limits.max_files {
                     let reason = format!("more than {} workflow files in one repository", self.limits.max_files);
+                    self.skipped.push(Skipped { path: wanted.path, reason });
+                    continue;
+                }
+            }
+            if wanted.role == Role::Step {
+                steps += 1;
+                if steps > self.limits.max_files {
+                    let reason = format!("more than {} step files in one repository", self.limits.max_files);
                     self.skipped.push(Skipped { path: wanted.path, reason });
                     continue;
                 }
@@ -170,6 +193,7 @@ impl Selection {
             };
             match wanted.role {
                 Role::Workflow => out.files.push(WorkflowFile { path: wanted.path, content }),
+                Role::Step => out.steps.push(WorkflowFile { path: wanted.path, content }),
                 Role::Config => out.config = Some(content),
                 Role::Lock => out.lock = Some(content),
             }
@@ -192,6 +216,8 @@ mod tests {
             (".kici/workflows/sub/ci.yaml", None),
             (".kici/workflows/readme.md", None),
             (".kici/workflowsx/ci.yaml", None),
+            (".kici/steps/notify.yaml", Some(Role::Step)),
+            (".kici/steps/sub/notify.yaml", None),
             (".kici/config.yaml", Some(Role::Config)),
             (".kici/config.yml", None),
             (".kici/kici.lock.json", Some(Role::Lock)),

@@ -261,3 +261,14 @@ async fn failed_deliveries_are_found_and_ordered_again() {
         assert!(matches!(w.github.redeliver(bad).await, Err(ForgeError::NotFound { .. })), "{bad}");
     }
 }
+
+#[tokio::test]
+async fn one_file_is_read_at_a_commit_if_it_is_small_enough() {
+    let w = world().await;
+    let read = async |path: &str, max| w.github.file_at(REPO, &sha('a'), path, max).await;
+    assert_eq!(read(".kici/workflows/ci.yaml", 100).await, Ok(Some(b"ci".to_vec())));
+    assert_eq!(read("nothing", 100).await, Ok(None));
+    assert!(read(".kici/workflows/ci.yaml", 1).await.is_err());
+    w.fault("contents", 403, &[]);
+    assert!(read(".kici/workflows/ci.yaml", 100).await.is_err(), "no answer is not \"not there\"");
+}

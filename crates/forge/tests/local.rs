@@ -208,6 +208,25 @@ async fn twenty_thousand_files_do_not_matter() {
     assert_eq!(paths(&open(&repo.path()), &sha).await, [CI.0]);
 }
 
+#[tokio::test]
+async fn one_file_is_read_if_it_is_a_regular_one_and_small_enough() {
+    let repo = Repo::new();
+    std::os::unix::fs::symlink("package.json", repo.path().join("link")).unwrap();
+    let sha = repo.commit(&[("package.json", "{}"), ("sub/x.json", "[1]"), ("*", "star")], "files");
+    let local = open(&repo.path());
+    let name = source(&repo.path()).local_repo().unwrap();
+    let read =
+        async |path: &str| local.file_at(&name, &sha, path, 100).await.unwrap().map(|b| String::from_utf8(b).unwrap());
+    assert_eq!(read("package.json").await.as_deref(), Some("{}"));
+    assert_eq!(read("sub/x.json").await.as_deref(), Some("[1]"));
+    for absent in ["nothing", "sub", "link", "sub/*", "x.json"] {
+        assert_eq!(read(absent).await, None, "{absent}");
+    }
+    assert!(
+        local.file_at(&name, &sha, "package.json", 1).await.unwrap_err().to_string().contains("at most 1 are read")
+    );
+}
+
 fn push(local_source: &Source, branch: &str, before: &str, after: &str) -> Event {
     let mut event = blank(local_source, EventKind::Push, "push");
     event.target_branch = Some(branch.to_owned());

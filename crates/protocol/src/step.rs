@@ -11,14 +11,16 @@ impl StepKey {
     /// Sorts the steps of a job as they run: what prepares it, its steps each with their hooks, its own hooks.
     pub fn place(&self) -> u32 {
         const STEPS: u32 = 100;
-        const PER_STEP: u32 = 10;
-        const JOB_HOOKS: u32 = 1_000_000;
-        let hook = self.kind.starts_with("hook:");
-        match (u32::try_from(self.owner_index), hook) {
-            (Ok(owner), hook) => {
-                let within = if hook { 1 + self.ordinal } else { 0 };
-                STEPS.saturating_add(owner.saturating_mul(PER_STEP)).saturating_add(within.min(PER_STEP - 1))
-            }
+        const HOOKS: u32 = 16;
+        const PER_STEP: u32 = 4 * HOOKS;
+        const JOB_HOOKS: u32 = 3_000_000_000;
+        let within = match self.kind.as_str() {
+            "hook:before_step" => self.ordinal.min(HOOKS - 1),
+            kind if kind.starts_with("hook:") => (HOOKS + 1).saturating_add(self.ordinal).min(PER_STEP - 1),
+            _ => HOOKS,
+        };
+        match (u32::try_from(self.owner_index), self.kind.starts_with("hook:")) {
+            (Ok(owner), _) => STEPS.saturating_add(owner.saturating_mul(PER_STEP)).saturating_add(within),
             (Err(_), true) => JOB_HOOKS.saturating_add(self.ordinal),
             (Err(_), false) => self.ordinal.min(STEPS - 1),
         }
@@ -45,6 +47,8 @@ mod tests {
         let in_order = [
             key("setup", -1, 0),
             key("checkout", -1, 1),
+            key("init", -1, 10),
+            key("hook:before_step", 0, 0),
             key("step", 0, 0),
             key("hook:after_step", 0, 0),
             key("step", 1, 0),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kici_engine::check::CheckResult;
 use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_engine::time::Clock;
@@ -255,6 +256,7 @@ impl Ctx {
             ("KICI_WORKFLOW", offer.workflow.clone()),
             ("KICI_REF", text("ref")),
             ("KICI_SHA", text("sha")),
+            ("KICI_CHECK_MODE", spec.check_mode.as_str().to_owned()),
         ];
         if let Some(fanout) = &spec.fanout {
             job_facing.extend([
@@ -262,6 +264,9 @@ impl Ctx {
                 ("KICI_FANOUT_INDEX", fanout.index.to_string()),
                 ("KICI_FANOUT_TOTAL", fanout.total.to_string()),
             ]);
+        }
+        if let Some(outcome) = &spec.outcome {
+            job_facing.push(("KICI_OUTCOME_STATUS", outcome.clone()));
         }
         if let Some(event) = spec.context.get("event") {
             let path = scratch.join("event.json");
@@ -374,6 +379,10 @@ fn step_update(job: JobKey, report: StepReport) -> StepUpdate {
         missing_lines: report.log.missing_lines,
         failure_allowed: report.failure_allowed,
         summary: report.summary,
+        attempt: report.attempt,
+        check_result: report.check.map_or("", CheckResult::as_str).to_owned(),
+        drift: report.drift,
+        group: report.group,
     }
 }
 

@@ -58,6 +58,20 @@ pub fn step_key(index: usize) -> StepKey {
     StepKey { kind: "step".to_owned(), owner_index: i32::try_from(index).unwrap_or(i32::MAX), ordinal: 0 }
 }
 
+/// The key of a hook of a step, or of the job where there is no `owner`.
+pub fn hook_key(kind: &str, owner: Option<usize>, nth: usize) -> StepKey {
+    StepKey {
+        kind: format!("hook:{kind}"),
+        owner_index: owner.map_or(-1, |index| i32::try_from(index).unwrap_or(i32::MAX)),
+        ordinal: u32::try_from(nth).unwrap_or(u32::MAX),
+    }
+}
+
+/// The key of a command that prepares the job, after its checkout.
+pub fn init_key(nth: usize) -> StepKey {
+    StepKey { kind: "init".to_owned(), owner_index: -1, ordinal: 10 + u32::try_from(nth).unwrap_or_default() }
+}
+
 /// The key of the checkout, which the job owns.
 pub fn checkout_key() -> StepKey {
     StepKey { kind: "checkout".to_owned(), owner_index: -1, ordinal: 0 }

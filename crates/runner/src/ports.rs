@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use kici_engine::check::CheckResult;
 use kici_engine::state::StepStatus;
 use kici_engine::time::Ts;
 use kici_protocol::agent::StepKey;
@@ -43,6 +44,14 @@ pub struct StepReport {
     pub failure_allowed: bool,
     /// Markdown that it wrote.
     pub summary: String,
+    /// Which attempt this is, from 1.
+    pub attempt: u32,
+    /// The group it belongs to.
+    pub group: String,
+    /// What its check found, or that it has none.
+    pub check: Option<CheckResult>,
+    /// What differs.
+    pub drift: String,
 }
 
 impl StepReport {
@@ -59,6 +68,10 @@ impl StepReport {
             log: Seal::default(),
             failure_allowed: false,
             summary: String::new(),
+            attempt: 1,
+            group: String::new(),
+            check: None,
+            drift: String::new(),
         }
     }
 }

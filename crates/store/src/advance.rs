@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kici_engine::ids::{AgentId, InstanceId, JobId};
-use kici_engine::lock::Need;
+use kici_engine::lock::{Need, RUN_HOOKS_JOB};
 use kici_engine::needs::{Verdict, aggregate, decide, merge_outputs};
 use kici_engine::plan::HostResults;
 use kici_engine::state::{
@@ -186,7 +186,9 @@ impl RunState {
                 if !waiting && self.jobs[at].status != JobStatus::Pending {
                     continue;
                 }
-                if self.run.cancel_requested_at.is_some() {
+                // What the workflow wants to do about a cancel comes after everything else has ended.
+                let hooks = self.runs_hooks_after_cancel(at);
+                if self.run.cancel_requested_at.is_some() && !hooks {
                     let reason = self.run.failure_reason.unwrap_or(FailureReason::CancelledByUser);
                     self.stop(at, reason, false, now)?;
                     changed = true;
@@ -224,6 +226,11 @@ impl RunState {
     pub(crate) fn pending_hosts(&self) -> BTreeSet<AgentId> {
         let pending = self.jobs.iter().filter(|job| job.status == JobStatus::Pending);
         pending.filter_map(|job| Some(job.fanout.as_ref()?.host.clone())).collect()
+    }
+
+    /// Whether a job runs the hooks of a workflow and has a cancel to answer: something had begun.
+    pub(crate) fn runs_hooks_after_cancel(&self, at: usize) -> bool {
+        self.jobs[at].base_name == RUN_HOOKS_JOB && self.jobs.iter().any(|job| job.started_at.is_some())
     }
 
     fn judge(&self, at: usize) -> Verdict {

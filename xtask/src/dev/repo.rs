@@ -12,6 +12,8 @@ pub(crate) const ZERO: &str = "0000000000000000000000000000000000000000";
 
 /// Where workflows live.
 const WORKFLOWS: &str = ".kici/workflows";
+/// Where the steps live that they use.
+const STEPS: &str = ".kici/steps";
 
 /// A repository on this machine, with or without a work tree.
 pub(crate) struct Repo {
@@ -119,7 +121,7 @@ impl Repo {
 
     /// Path and content of the workflow files at a commit.
     pub(crate) fn workflows(&self, sha: &str) -> Result<Vec<(String, String)>> {
-        let names = self.git(["ls-tree", "-r", "-z", "--full-tree", "--name-only", sha, "--", WORKFLOWS])?;
+        let names = self.git(["ls-tree", "-r", "-z", "--full-tree", "--name-only", sha, "--", WORKFLOWS, STEPS])?;
         let names = names.split('\0').filter(|name| name.ends_with(".yaml") || name.ends_with(".yml"));
         names.map(|name| Ok((name.to_owned(), exactly(&self.path, ["show", &format!("{sha}:{name}")])?))).collect()
     }

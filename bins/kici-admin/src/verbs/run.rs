@@ -8,6 +8,7 @@ use kici_api::dto::runs::{
     CancelRun, FailureView, HandOverView, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView,
     TriggerRun,
 };
+use kici_engine::check::CheckMode;
 use kici_engine::ids::{DeliveryRowId, RunId};
 use kici_engine::time::Ts;
 use serde::Serialize;
@@ -97,6 +98,9 @@ pub(crate) enum Verb {
         /// An input; may be given again. true, false and numbers are read as such
         #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
         input: Vec<(String, String)>,
+        /// What may change: apply, check (only look for drift) or check-fail-on-drift
+        #[arg(long, default_value = "apply", value_name = "MODE")]
+        check_mode: CheckMode,
         /// The same key within 24 h gives the same run
         #[arg(long)]
         idempotency_key: Option<String>,
@@ -142,9 +146,9 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
         Verb::Rerun { run, failed } => {
             started(out, &client.rerun(run, RerunRun { failed_only: failed }, None).await?)?;
         }
-        Verb::Trigger { source, workflow, git_ref, repo, input, idempotency_key } => {
+        Verb::Trigger { source, workflow, git_ref, repo, input, check_mode, idempotency_key } => {
             let inputs = input.into_iter().map(|(key, value)| (key, typed(value))).collect::<BTreeMap<_, _>>();
-            let request = TriggerRun { source, workflow, repo, git_ref, inputs };
+            let request = TriggerRun { source, workflow, repo, git_ref, inputs, check_mode };
             started(out, &client.trigger_run(&request, idempotency_key.as_deref()).await?)?;
         }
     }
@@ -207,6 +211,7 @@ fn people(out: &Output, detail: &RunDetail, steps: Option<&[StepView]>) -> Strin
         ("commit", run.sha.clone()),
         ("trigger", format!("{} of source {}", run.trigger, run.source)),
         ("delivery", detail.delivery_id.map(|id| id.to_string()).unwrap_or_default()),
+        ("check mode", Some(run.check_mode).filter(|mode| mode.is_check()).map(|m| m.to_string()).unwrap_or_default()),
         ("attempt", run.attempt.to_string()),
         ("repeats", run.parent_run_id.map(|id| id.to_string()).unwrap_or_default()),
         ("cancelled by", detail.cancelled_by.clone().unwrap_or_default()),
@@ -245,11 +250,14 @@ fn people(out: &Output, detail: &RunDetail, steps: Option<&[StepView]>) -> Strin
     if let Some(steps) = steps {
         let job =
             |step: &StepView| detail.jobs.iter().find(|job| job.id == step.job_id).map_or("", |job| job.name.as_str());
-        let columns: [Column<'_, StepView>; 6] = [
+        let columns: [Column<'_, StepView>; 9] = [
             ("JOB", Box::new(|s| text(job(s)))),
             ("STEP", Box::new(|s| text(&s.name))),
             ("STATUS", Box::new(|s| status(s.status.as_str()))),
             ("EXIT", Box::new(|s| optional(s.exit_code.as_ref()))),
+            ("TRY", Box::new(|s| text(s.attempt))),
+            ("GROUP", Box::new(|s| optional(s.group.as_ref()))),
+            ("CHECK", Box::new(|s| optional(s.check.as_ref()))),
             ("TOOK", Box::new(|s| text(out.took(s.started_at, s.finished_at)))),
             ("LINES", Box::new(|s| text(s.log.lines))),
         ];

@@ -15,6 +15,8 @@ use crate::exit::{Failure, VERDICT};
 
 /// Where a repository keeps its workflows.
 const FOLDER: &str = ".kici/workflows";
+/// Where it keeps the steps that they use, beside that folder.
+const STEPS: &str = "steps";
 
 /// Workflow files.
 #[derive(Debug, Subcommand)]
@@ -62,7 +64,8 @@ fn validate(context: &Context, path: &Path, format: Option<DiagnosticFormat>) ->
     match format.unwrap_or(default) {
         DiagnosticFormat::Json => json_report(context, &set)?,
         text => {
-            for ((_, source), (_, compiled)) in files.iter().zip(&set.files) {
+            for (path, compiled) in &set.files {
+                let source = files.iter().find(|(file, _)| file == path).map_or("", |(_, source)| source.as_str());
                 for diagnostic in &compiled.diagnostics {
                     let rendered = match text {
                         DiagnosticFormat::Short => render_short(diagnostic),
@@ -96,6 +99,20 @@ fn json_report(context: &Context, set: &CompiledSet) -> Result<(), Failure> {
     context.out.print(&text)
 }
 
+/// The files of a folder that may be YAML, by name.
+fn yaml_files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let unreadable = |error: std::io::Error| Failure::usage(format!("{}: {error}", folder.display()));
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.path();
+        if file.is_file() && file.extension().is_some_and(|end| end == "yaml" || end == "yml") {
+            paths.push(file);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
 /// Path and text of the files that `path` stands for, by name.
 fn read(path: &Path) -> Result<Vec<(String, String)>, Failure> {
     let unreadable = |path: &Path, error: &std::io::Error| Failure::usage(format!("{}: {error}", path.display()));
@@ -104,19 +121,17 @@ fn read(path: &Path) -> Result<Vec<(String, String)>, Failure> {
     if meta.is_dir() {
         let inner = path.join(FOLDER);
         let folder = if inner.is_dir() { inner } else { path.to_owned() };
-        for entry in fs::read_dir(&folder).map_err(|error| unreadable(&folder, &error))? {
-            let file = entry.map_err(|error| unreadable(&folder, &error))?.path();
-            if file.is_file() && file.extension().is_some_and(|end| end == "yaml" || end == "yml") {
-                paths.push(file);
-            }
-        }
+        paths = yaml_files(&folder)?;
         if paths.is_empty() {
             let text = format!("{} holds no .yaml or .yml file; workflows live in {FOLDER}", folder.display());
             return Err(Failure::usage(text));
         }
-        paths.sort();
     } else {
         paths.push(path.to_owned());
+    }
+    let folder = paths.first().and_then(|file| file.parent()).filter(|folder| folder.ends_with(FOLDER));
+    if let Some(steps) = folder.and_then(Path::parent).map(|kici| kici.join(STEPS)).filter(|steps| steps.is_dir()) {
+        paths.extend(yaml_files(&steps)?);
     }
     let read = |file: &PathBuf| {
         let text = fs::read(file).map_err(|error| unreadable(file, &error))?;

@@ -8,6 +8,7 @@ mod happy;
 mod hostile;
 mod hosts;
 mod intake;
+mod language;
 mod large;
 mod loss;
 mod postgres;

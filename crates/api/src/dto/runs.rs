@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kici_engine::check::{CheckMode, CheckResult};
 use kici_engine::ids::{DeliveryRowId, JobId, RunId};
 use kici_engine::state::{FailureClass, FailureReason, JobStatus, RunStatus, StepStatus};
 use kici_engine::time::Ts;
@@ -33,6 +34,10 @@ pub struct RunView {
     /// Its status.
     #[schema(value_type = String)]
     pub status: RunStatus,
+    /// What its steps may change: `apply`, `check` or `check-fail-on-drift`.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub check_mode: CheckMode,
     /// Why it did not succeed.
     pub failure: Option<FailureView>,
     /// 1 for the first run, one more for each re-run of it.
@@ -237,6 +242,15 @@ pub struct StepView {
     pub outputs: BTreeMap<String, String>,
     /// What it wrote to `$KICI_SUMMARY`.
     pub summary: Option<String>,
+    /// Which attempt it is at, or ended with, from 1.
+    pub attempt: u32,
+    /// What its `check` found: `in_sync`, `applied`, `would_change`, or `no_check` in a run that only checks.
+    #[schema(value_type = Option<String>)]
+    pub check: Option<CheckResult>,
+    /// What its `check` wrote to `$KICI_DRIFT`.
+    pub drift: Option<String>,
+    /// The group of steps that it runs beside.
+    pub group: Option<String>,
     /// Its log.
     pub log: LogTotals,
     /// When it started.
@@ -324,6 +338,10 @@ pub struct TriggerRun {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = Object)]
     pub inputs: BTreeMap<String, Json>,
+    /// `apply` (the default), `check` or `check-fail-on-drift`.
+    #[serde(default, skip_serializing_if = "CheckMode::is_apply")]
+    #[schema(value_type = String)]
+    pub check_mode: CheckMode,
 }
 
 /// A run that was created or found again.

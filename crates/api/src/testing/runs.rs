@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use kici_engine::check::CheckMode;
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::state::{JobStatus, RunStatus, StepStatus};
 
@@ -31,6 +32,7 @@ impl Fake {
             name: "ci".to_owned(),
             trigger: "push".to_owned(),
             status: RunStatus::Running,
+            check_mode: CheckMode::Apply,
             failure: None,
             attempt: 1,
             parent_run_id: None,
@@ -61,6 +63,10 @@ impl Fake {
             failure_allowed: false,
             outputs: BTreeMap::new(),
             summary: None,
+            attempt: 1,
+            check: None,
+            drift: None,
+            group: None,
             log: LogTotals::default(),
             started_at: Some(NOW),
             finished_at: None,

@@ -274,6 +274,7 @@ impl Runs for RunBook {
             workflow: &request.workflow,
             git_ref: request.git_ref.as_deref(),
             inputs: request.inputs.clone(),
+            check_mode: request.check_mode,
             actor: &actor,
             request_key: key.map(|key| ("manual".to_owned(), key.to_owned())),
             request_id: &caller.request_id,

@@ -39,6 +39,7 @@ pub(super) fn run(run: &model::Run) -> RunView {
         name: run.run_name.clone(),
         trigger: run.trigger_kind.clone(),
         status: run.status,
+        check_mode: run.event.check_mode,
         failure,
         attempt: run.attempt,
         parent_run_id: run.parent_run_id,
@@ -150,6 +151,10 @@ pub(super) fn step(step: model::Step, log_complete: bool) -> StepView {
         failure_allowed: step.failure_allowed,
         outputs: step.outputs,
         summary: step.summary,
+        attempt: step.attempt,
+        check: step.check,
+        drift: step.drift,
+        group: step.group,
         log: LogTotals {
             bytes: step.log_bytes,
             lines: step.log_lines,

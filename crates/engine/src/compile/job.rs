@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::lock::{Checkout, Job, Need, Selector, Shell, SourceRef, Value};
+use crate::expr::Scope;
+use crate::lock::{Checkout, Hooks, Job, Need, Rule, Selector, Shell, SourceRef, Step, Value};
 use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
 use super::matrix::matrix_keys;
-use super::scope::{self, Inputs, JobNames, NeedNames};
-use super::step::Around;
+use super::scope::{self, Inputs, JobNames};
+use super::step::{Around, Steps};
 use super::walk::{Fields, Walk};
 
 /// `defaults` of a workflow.
@@ -78,7 +79,7 @@ impl Walk<'_> {
         } else {
             self.runs_on(entry, fields, &around)
         };
-        let (steps, ids) = self.job_steps(entry, fields, &around);
+        let Steps { steps, groups, composites, ids } = self.job_steps(entry, fields, &around);
         let (max_parallel, fail_fast) = self.fan_out(fields, name);
         let mut env = place.defaults.env.clone();
         if let Some(entry) = fields.get("env") {
@@ -89,6 +90,7 @@ impl Walk<'_> {
             Some(entry) => self.within("timeout", |walk| walk.duration(&entry.value)),
             None => place.defaults.timeout_ms,
         };
+        let (rules, init, hooks) = self.around_steps(fields, &around, &ids);
         Some(Job {
             name: name.to_owned(),
             display_name: fields.get("name").and_then(|entry| {
@@ -113,6 +115,9 @@ impl Walk<'_> {
                 Some(entry) => self.within("checkout", |walk| walk.checkout(&entry.value)),
                 None => Checkout::default(),
             },
+            rules,
+            init,
+            hooks,
             outputs: self.outputs(fields, &around, &ids),
             timeout_ms,
             grace_period_ms: fields
@@ -125,7 +130,32 @@ impl Walk<'_> {
             retry: fields.get("retry").and_then(|entry| self.within("retry", |walk| walk.retry(&entry.value))),
             runs_on: runs_on?,
             steps,
+            groups,
+            composites,
         })
+    }
+
+    /// What decides on the job, prepares it and follows it.
+    fn around_steps(
+        &mut self,
+        fields: Fields<'_>,
+        around: &Around<'_>,
+        ids: &[String],
+    ) -> (Vec<Rule>, Vec<Step>, Hooks) {
+        let owner = around.owner();
+        let rules = fields.get("rules").map_or_else(Vec::new, |entry| {
+            let scope = scope::ready_job("rules", around.place.inputs, around.names);
+            self.within("rules", |walk| walk.rules(&entry.value, &owner, &scope))
+        });
+        let init = fields.get("init").map_or_else(Vec::new, |entry| {
+            let scope = around.scope("init", &[]);
+            self.within("init", |walk| walk.init(&entry.value, &scope, around))
+        });
+        let hooks = fields.get("hooks").map_or_else(Hooks::default, |entry| {
+            let scope = around.scope("hooks", ids);
+            self.within("hooks", |walk| walk.hooks(&entry.value, &keys::JOB_HOOKS, &owner, &scope, around))
+        });
+        (rules, init, hooks)
     }
 
     pub(super) fn description(&mut self, fields: Fields<'_>) -> Option<String> {
@@ -153,12 +183,7 @@ impl Walk<'_> {
         None
     }
 
-    fn job_steps(
-        &mut self,
-        job: &Entry,
-        fields: Fields<'_>,
-        around: &Around<'_>,
-    ) -> (Vec<crate::lock::Step>, Vec<String>) {
+    fn job_steps(&mut self, job: &Entry, fields: Fields<'_>, around: &Around<'_>) -> Steps {
         match (fields.get("steps"), fields.get("run")) {
             (Some(_), Some(run)) => {
                 let message = format!("job `{}` has both `steps` and `run`", job.key);
@@ -169,7 +194,7 @@ impl Walk<'_> {
             (None, Some(run)) => {
                 let script = self.within("run", |walk| walk.script(&run.value, "run"));
                 let step = script.map(|script| self.bare_step(&run.value, script, around));
-                (step.into_iter().collect(), Vec::new())
+                Steps { steps: step.into_iter().collect(), ..Steps::default() }
             }
             (None, None) => {
                 let said = matches!(&job.value.data, Data::Map(entries) if entries.iter().any(|entry| {
@@ -224,9 +249,17 @@ impl Walk<'_> {
     }
 
     fn outputs(&mut self, fields: Fields<'_>, around: &Around<'_>, ids: &[String]) -> BTreeMap<String, Value> {
+        let scope = scope::step("outputs", around.place.inputs, around.names, ids);
+        if let Some(Data::Map(entries)) = fields.get("outputs").map(|entry| &entry.value.data) {
+            self.outputs.extend(entries.iter().map(|entry| (around.job.to_owned(), entry.key.clone(), entry.span)));
+        }
+        self.outputs_in(fields, &scope)
+    }
+
+    /// `outputs` of a job or a step file.
+    pub(super) fn outputs_in(&mut self, fields: Fields<'_>, scope: &Scope) -> BTreeMap<String, Value> {
         let mut outputs = BTreeMap::new();
         let Some(entry) = fields.get("outputs") else { return outputs };
-        let scope = scope::step("outputs", around.place.inputs, around.names, ids);
         self.within("outputs", |walk| {
             for entry in walk.map(&entry.value).unwrap_or_default() {
                 walk.within(&entry.key, |walk| {
@@ -235,7 +268,7 @@ impl Walk<'_> {
                         walk.fault("K0206", entry.span, format!("`{}` is not a name for an output", entry.key))
                             .expected(["up to 64 letters, digits, `_` and `-`"]);
                     }
-                    if let Some(value) = walk.agent_template(&entry.value, &scope) {
+                    if let Some(value) = walk.agent_template(&entry.value, scope) {
                         outputs.insert(entry.key.clone(), value);
                     }
                 });

@@ -12,8 +12,22 @@ pub(crate) struct KeySet {
 }
 
 pub(crate) const WORKFLOW: KeySet = KeySet {
-    accepted: &["concurrency", "defaults", "description", "env", "if", "jobs", "name", "on", "run_name", "timeout"],
-    planned: &["approval", "hash_files", "hooks", "install_env", "registries", "requires", "secrets"],
+    accepted: &[
+        "concurrency",
+        "defaults",
+        "description",
+        "env",
+        "hooks",
+        "if",
+        "jobs",
+        "name",
+        "on",
+        "requires",
+        "rules",
+        "run_name",
+        "timeout",
+    ],
+    planned: &["approval", "hash_files", "install_env", "registries", "secrets"],
 };
 pub(crate) const DEFAULTS: KeySet =
     KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
@@ -59,8 +73,10 @@ pub(crate) const JOB: KeySet = KeySet {
         "env",
         "fail_fast",
         "grace_period",
+        "hooks",
         "if",
         "include_uninitialized",
+        "init",
         "matrix",
         "max_parallel",
         "name",
@@ -68,6 +84,7 @@ pub(crate) const JOB: KeySet = KeySet {
         "on_unreachable",
         "outputs",
         "retry",
+        "rules",
         "run",
         "runs_on",
         "runs_on_all",
@@ -82,13 +99,10 @@ pub(crate) const JOB: KeySet = KeySet {
         "environment",
         "generate",
         "git_credentials",
-        "hooks",
         "id_token",
-        "init",
         "invoke",
         "provenance",
         "resources",
-        "rules",
         "secrets",
         "services",
     ],
@@ -103,24 +117,49 @@ pub(crate) const CONCURRENCY: KeySet = KeySet { accepted: &["cancel_in_progress"
 pub(crate) const RETRY: KeySet = KeySet { accepted: &["attempts", "on"], planned: &[] };
 pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
 pub(crate) const STEP: KeySet = KeySet {
-    accepted: &["continue_on_error", "env", "id", "if", "name", "run", "shell", "timeout", "working_directory"],
-    planned: &[
+    accepted: &[
         "apply",
-        "approval",
-        "cache",
         "check",
+        "continue_on_error",
         "drift_exit_code",
-        "emit",
+        "env",
         "hooks",
+        "id",
+        "if",
+        "name",
         "parallel",
         "retry",
-        "secrets",
+        "run",
+        "shell",
+        "timeout",
         "use",
         "wait_for",
         "when_in_sync",
         "with",
+        "working_directory",
     ],
+    planned: &["approval", "cache", "emit", "secrets"],
 };
+/// What may stand beside `use`.
+pub(crate) const OF_USE: [&str; 6] = ["env", "id", "if", "name", "use", "with"];
+/// A step file.
+pub(crate) const PART: KeySet = KeySet { accepted: &["description", "inputs", "outputs", "steps"], planned: &[] };
+pub(crate) const PARALLEL: KeySet = KeySet { accepted: &["fail_fast", "max_parallel", "name", "steps"], planned: &[] };
+pub(crate) const STEP_RETRY: KeySet =
+    KeySet { accepted: &["attempts", "backoff", "delay", "max_delay", "on_exit"], planned: &[] };
+pub(crate) const WAIT_FOR: KeySet = KeySet { accepted: &["interval", "run", "timeout", "url"], planned: &[] };
+pub(crate) const STEP_HOOKS: KeySet = KeySet { accepted: &["cleanup", "on_cancel"], planned: &[] };
+pub(crate) const JOB_HOOKS: KeySet = KeySet {
+    accepted: &["after_step", "before_step", "cleanup", "on_cancel", "on_failure", "on_success"],
+    planned: &[],
+};
+pub(crate) const RUN_HOOKS: KeySet =
+    KeySet { accepted: &["cleanup", "on_cancel", "on_failure", "on_success"], planned: &[] };
+pub(crate) const HOOK_STEP: KeySet =
+    KeySet { accepted: &["env", "name", "run", "shell", "timeout", "working_directory"], planned: &[] };
+pub(crate) const INIT: KeySet = KeySet { accepted: &["env", "run", "shell", "timeout"], planned: &["cache"] };
+pub(crate) const REQUIREMENT: KeySet = KeySet { accepted: &["exists", "file", "match", "not"], planned: &[] };
+pub(crate) const RULE: KeySet = KeySet { accepted: &["if", "label"], planned: &[] };
 
 /// Words of other systems and what they are here; the first target that the place knows is meant.
 const FOREIGN: [(&str, &[&str]); 40] = [
@@ -167,6 +206,11 @@ const FOREIGN: [(&str, &[&str]); 40] = [
 ];
 
 impl KeySet {
+    /// Whether the language has the key here.
+    pub(crate) fn knows(&self, key: &str) -> bool {
+        self.accepted.contains(&key) || self.planned.contains(&key)
+    }
+
     /// The key that was probably meant.
     pub(crate) fn suggest(&self, key: &str) -> Option<&'static str> {
         let all = || self.accepted.iter().chain(self.planned).copied();
@@ -227,6 +271,17 @@ mod tests {
             RETRY,
             SHELL,
             STEP,
+            PARALLEL,
+            STEP_RETRY,
+            WAIT_FOR,
+            STEP_HOOKS,
+            JOB_HOOKS,
+            RUN_HOOKS,
+            HOOK_STEP,
+            INIT,
+            PART,
+            REQUIREMENT,
+            RULE,
         ];
         for set in sets {
             assert!(set.accepted.is_sorted() && set.planned.is_sorted(), "{set:?}");

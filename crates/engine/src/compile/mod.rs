@@ -3,7 +3,11 @@
 //! One pass over the tree of a file finds everything that is wrong with it. Nothing is executed, nothing is read but the
 //! text that is given.
 
+mod action;
+mod composite;
+mod hooks;
 mod hosts;
+mod init;
 mod job;
 pub(crate) mod keys;
 mod matrix;
@@ -16,7 +20,7 @@ mod values;
 mod walk;
 mod workflow;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use sha2::{Digest, Sha256};
 
@@ -24,6 +28,9 @@ use crate::diagnostic::Diagnostic;
 use crate::lock::Workflow;
 use crate::yaml::{self, Lines, Span};
 
+pub use composite::STEP_DIR;
+
+use composite::{Library, part_path};
 use walk::Walk;
 use workflow::Named;
 
@@ -71,31 +78,31 @@ impl CompiledSet {
 /// errors yields no workflow, the others of the file do.
 pub fn compile_file(path: &str, source: &str) -> Compiled {
     let mut names = HashMap::new();
-    compile(path, source, &mut names)
+    compile(path, source, &mut names, &Library::default())
 }
 
 /// Compiles files of one repository, where the names of workflows must be unique. A fault in one file does not touch the
-/// others: of two workflows with one name, the first stays.
+/// others: of two workflows with one name, the first stays. Files below [`STEP_DIR`] are step files, which workflows use.
 pub fn compile_set(files: &[(String, String)]) -> CompiledSet {
     let mut names = HashMap::new();
-    let files = files.iter().map(|(path, source)| (path.clone(), compile(path, source, &mut names))).collect();
+    let library = Library::new(files);
+    let workflows = files.iter().filter(|(path, _)| part_path(path).is_none());
+    let mut files: Vec<(String, Compiled)> =
+        workflows.map(|(path, source)| (path.clone(), compile(path, source, &mut names, &library))).collect();
+    let parts = library.finish().into_iter();
+    files.extend(parts.map(|(path, diagnostics)| (path, Compiled { diagnostics, workflows: Vec::new() })));
     CompiledSet { files }
 }
 
 /// Where each name of a workflow is taken.
 type Names = HashMap<String, String>;
 
-fn compile(path: &str, source: &str, names: &mut Names) -> Compiled {
+fn compile(path: &str, source: &str, names: &mut Names, library: &Library) -> Compiled {
     let lines = Lines::new(source);
-    let mut walk = Walk::new(path, &lines);
+    let mut walk = Walk::new(path, &lines, library);
     let reading = yaml::read(source, yaml::Limits::default());
     let broken = !reading.faults.is_empty();
-    for fault in reading.faults {
-        let diagnostic = walk.fault(fault.kind.code(), fault.span, fault.message);
-        if let Some(help) = fault.help {
-            diagnostic.help(help);
-        }
-    }
+    walk.yaml_faults(reading.faults);
     let documents: Vec<_> = reading.documents.iter().filter(|document| !document.root.is_null()).collect();
     if documents.is_empty() && !broken {
         walk.fault("K0101", Span::on_line(1, 1, 1), "the file holds no workflow")
@@ -105,16 +112,18 @@ fn compile(path: &str, source: &str, names: &mut Names) -> Compiled {
     let mut workflows = Vec::new();
     for document in documents {
         let before = walk.errors;
+        walk.used.clear();
         let named = walk.workflow(&document.root, stem(path), &hash);
+        let parts = parts_hash(&hash, &walk.used, library);
+        let named = named.map(|mut named| {
+            named.workflow.content_hash = parts.unwrap_or(named.workflow.content_hash);
+            named
+        });
         if let Some(named) = named.filter(|_| !document.faulty && walk.errors == before) {
             workflows.extend(unique(&mut walk, named, names));
         }
     }
-    let mut diagnostics = walk.diagnostics;
-    diagnostics.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.col));
-    // An anchor that is used twice would be reported twice.
-    diagnostics.dedup_by(|a, b| a.code == b.code && a.range() == b.range() && a.message == b.message);
-    diagnostics.truncate(MAX_DIAGNOSTICS);
+    let (diagnostics, _) = walk.finish();
     Compiled { workflows, diagnostics }
 }
 
@@ -133,6 +142,20 @@ fn unique(walk: &mut Walk<'_>, named: Named, names: &mut Names) -> Option<Workfl
 fn stem(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.strip_suffix(".yaml").or_else(|| name.strip_suffix(".yml")).unwrap_or(name)
+}
+
+/// The hash of a workflow that uses step files: its own and those of the files, sorted by path. None where it uses none.
+fn parts_hash(own: &str, used: &BTreeSet<String>, library: &Library) -> Option<String> {
+    if used.is_empty() {
+        return None;
+    }
+    let mut hasher = Sha256::new();
+    hasher.update(own);
+    for path in used {
+        let part = content_hash(library.source(path).unwrap_or_default());
+        hasher.update(format!("\0{path}\0{part}"));
+    }
+    Some(hex::encode(hasher.finalize()))
 }
 
 /// Line ends do not count: a checkout on Windows must not look like another workflow.

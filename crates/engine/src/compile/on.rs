@@ -206,7 +206,7 @@ impl Walk<'_> {
     }
 
     /// JSONPath to a value, a list of values or `/regex/`.
-    fn conditions(&mut self, node: &Node) -> Conditions {
+    pub(super) fn conditions(&mut self, node: &Node) -> Conditions {
         let mut conditions = Conditions::new();
         let entries = self.map(node).unwrap_or_default();
         if !self.bounded(entries.len(), MAX_CONDITIONS, "conditions", node.span) {
@@ -249,27 +249,32 @@ impl Walk<'_> {
 
     fn manual(&mut self, node: &Node) -> Option<Trigger> {
         let fields = self.fields(node, &keys::MANUAL, "`on.manual`")?;
+        let inputs = match fields.get("inputs") {
+            Some(entry) => self.within("inputs", |walk| walk.declared(&entry.value)),
+            None => BTreeMap::new(),
+        };
+        Some(Trigger::Dispatch { types: Vec::new(), manual: true, inputs })
+    }
+
+    /// Inputs that are declared, by name.
+    pub(super) fn declared(&mut self, node: &Node) -> BTreeMap<String, Input> {
         let mut inputs = BTreeMap::new();
-        if let Some(entry) = fields.get("inputs") {
-            self.within("inputs", |walk| {
-                let entries = walk.map(&entry.value).unwrap_or_default();
-                if !walk.bounded(entries.len(), MAX_INPUTS, "inputs", entry.value.span) {
-                    return;
+        let entries = self.map(node).unwrap_or_default();
+        if !self.bounded(entries.len(), MAX_INPUTS, "inputs", node.span) {
+            return inputs;
+        }
+        for entry in entries {
+            self.within(&entry.key, |walk| {
+                if !super::is_variable(&entry.key) {
+                    walk.fault("K0206", entry.span, format!("`{}` is not a name for an input", entry.key))
+                        .expected(["letters, digits and `_`, not starting with a digit"]);
                 }
-                for entry in entries {
-                    walk.within(&entry.key, |walk| {
-                        if !super::is_variable(&entry.key) {
-                            walk.fault("K0206", entry.span, format!("`{}` is not a name for an input", entry.key))
-                                .expected(["letters, digits and `_`, not starting with a digit"]);
-                        }
-                        if let Some(input) = walk.input(&entry.key, &entry.value) {
-                            inputs.insert(entry.key.clone(), input);
-                        }
-                    });
+                if let Some(input) = walk.input(&entry.key, &entry.value) {
+                    inputs.insert(entry.key.clone(), input);
                 }
             });
         }
-        Some(Trigger::Dispatch { types: Vec::new(), manual: true, inputs })
+        inputs
     }
 
     fn input(&mut self, name: &str, node: &Node) -> Option<Input> {

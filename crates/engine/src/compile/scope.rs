@@ -35,6 +35,7 @@ fn event() -> Shape {
     let mut fields: BTreeMap<String, Shape> = LEAVES.iter().map(|name| ((*name).to_owned(), Shape::Leaf)).collect();
     fields.insert("chain_depth".to_owned(), Shape::Leaf);
     fields.insert("requested_workflow".to_owned(), Shape::Leaf);
+    fields.insert("check_mode".to_owned(), Shape::Leaf);
     fields.insert("sender".to_owned(), leaves(["username", "user_id"]));
     fields.insert("inputs".to_owned(), Shape::Open);
     fields.insert("payload".to_owned(), Shape::Open);

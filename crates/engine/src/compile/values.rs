@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::expr::{Expr, ExprError, Finding, FindingKind, Scope, Template, check_expr, check_template};
+use crate::expr::{Expr, ExprError, Finding, FindingKind, Part, Scope, Template, check_expr, check_template};
 use crate::labels::{MAX_MATCHERS, parse_term};
 use crate::lock::{Matcher, Selector, Shell, Stage, Value};
 use crate::yaml::{Data, Node};
@@ -25,6 +25,11 @@ impl Walk<'_> {
                 return None;
             }
         };
+        for part in template.parts() {
+            if let Part::Expr { expr, .. } = part {
+                self.reads(expr);
+            }
+        }
         let (stage, findings) = check_template(&template, scope);
         self.findings(node, &findings)?;
         Some(Value::Template { template: text.to_owned(), stage })
@@ -69,6 +74,7 @@ impl Walk<'_> {
                 }
             },
         };
+        self.reads(&expr);
         let findings: Vec<Finding> = check_expr(&expr, scope)
             .into_iter()
             .map(|found| Finding { offset: found.offset + offset, ..found })

@@ -1,6 +1,6 @@
 //! What every part of the compiler uses: reading typed values from the tree, and recording what is wrong.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use crate::expr::Expr;
 use crate::yaml::{Core, Data, Entry, Lines, Node, Span, Style};
 use crate::{duration, yaml};
 
+use super::composite::Library;
 use super::keys::{KeySet, nearest};
 
 /// One file while it is compiled.
@@ -22,6 +23,16 @@ pub(super) struct Walk<'a> {
     pub(super) found: usize,
     /// Conditions by source: the same one often stands at many jobs, and parsing is the dearest part of compiling.
     pub(super) parsed: HashMap<String, Rc<Expr>>,
+    /// The step files that it may use.
+    pub(super) library: &'a Library,
+    /// Those that it uses, and those that they use.
+    pub(super) used: BTreeSet<String>,
+    /// How deep the deepest of them is nested.
+    pub(super) deepest: usize,
+    /// Outputs that jobs declare: job, name, where.
+    pub(super) outputs: Vec<(String, String, Span)>,
+    /// Outputs that expressions read: job and name, empty for all of them.
+    reads: HashSet<(String, String)>,
     path: Vec<String>,
 }
 
@@ -83,8 +94,67 @@ impl<'n> Fields<'n> {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(file: &'a str, lines: &'a Lines<'a>) -> Self {
-        Self { file, lines, diagnostics: Vec::new(), errors: 0, found: 0, parsed: HashMap::new(), path: Vec::new() }
+    pub(super) fn new(file: &'a str, lines: &'a Lines<'a>, library: &'a Library) -> Self {
+        Self {
+            file,
+            lines,
+            diagnostics: Vec::new(),
+            errors: 0,
+            found: 0,
+            parsed: HashMap::new(),
+            library,
+            used: BTreeSet::new(),
+            deepest: 0,
+            outputs: Vec::new(),
+            reads: HashSet::new(),
+            path: Vec::new(),
+        }
+    }
+
+    /// Remembers which outputs of other jobs an expression reads.
+    pub(super) fn reads(&mut self, expr: &Expr) {
+        for read in expr.references().iter().filter(|read| read.root == "needs") {
+            if read.path.get(1).is_none_or(|key| key != "status") {
+                let word = |at: usize| read.path.get(at).cloned().unwrap_or_default();
+                self.reads.insert((word(0), word(2)));
+            }
+        }
+    }
+
+    /// Warns of outputs that nothing reads, once all jobs of a workflow are compiled.
+    pub(super) fn unused_outputs(&mut self) {
+        let outputs = std::mem::take(&mut self.outputs);
+        let reads = std::mem::take(&mut self.reads);
+        let any = |job: &str, name: &str| reads.contains(&(job.to_owned(), name.to_owned()));
+        for (job, name, span) in outputs {
+            if !(any(&job, &name) || any(&job, "") || any("", "")) {
+                self.within("jobs", |walk| {
+                    walk.fault("W0307", span, format!("no job reads output `{name}` of job `{job}`"))
+                        .help(format!("a job that needs it reads it as `needs.{job}.outputs.{name}`"))
+                        .warning();
+                });
+            }
+        }
+    }
+
+    /// What the reader of YAML found.
+    pub(super) fn yaml_faults(&mut self, faults: Vec<yaml::Fault>) {
+        for fault in faults {
+            let diagnostic = self.fault(fault.kind.code(), fault.span, fault.message);
+            if let Some(help) = fault.help {
+                diagnostic.help(help);
+            }
+        }
+    }
+
+    /// What was found, by place, and the step files that were used.
+    pub(super) fn finish(self) -> (Vec<Diagnostic>, BTreeSet<String>) {
+        let mut diagnostics = self.diagnostics;
+        diagnostics.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.col));
+        // An anchor that is used twice would be reported twice.
+        diagnostics.dedup_by(|a, b| a.code == b.code && a.range() == b.range() && a.message == b.message);
+        diagnostics.truncate(super::MAX_DIAGNOSTICS);
+        (diagnostics, self.used)
     }
 
     /// Runs `work` with a key added to the path of the faults that it finds.

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::lock::{Job, Need, SourceRef, Trigger, Value, Workflow};
+use crate::lock::{Job, MAX_RUN_HOOKS_MS, Need, RUN_HOOKS_JOB, Requirement, Rule, SourceRef, Trigger, Value, Workflow};
+use crate::state::JobStatus;
 use crate::yaml::{Data, Entry, Node, Span};
 
 use super::job::{Defaults, Place};
 use super::keys;
-use super::scope::{self, Inputs};
+use super::scope::{self, Inputs, JobNames};
+use super::step::Around;
 use super::walk::{Fields, Walk};
 
 /// Most jobs of one workflow as written.
@@ -58,7 +60,13 @@ impl Walk<'_> {
             self.within("concurrency", |walk| walk.concurrency(&entry.value, &scope))
         });
         let description = self.description(fields);
-        let jobs = self.jobs(root, fields, &defaults, &inputs);
+        let (requires, rules) = self.conditions_of_run(fields, &inputs);
+        let mut jobs = self.jobs(root, fields, &defaults, &inputs);
+        if let Some(entry) = fields.get("hooks") {
+            let job = self.within("hooks", |walk| walk.run_hooks(entry, &jobs, &defaults, &inputs));
+            jobs.extend(job);
+        }
+        self.unused_outputs();
         let source = SourceRef { file: self.file.to_owned(), line: root.span.start.line };
         let content_hash = content_hash.to_owned();
         let workflow = Workflow {
@@ -69,12 +77,25 @@ impl Walk<'_> {
             content_hash,
             triggers,
             condition,
+            requires,
+            rules,
             env,
             timeout_ms,
             concurrency,
             jobs,
         };
         Some(Named { workflow, place })
+    }
+
+    fn conditions_of_run(&mut self, fields: Fields<'_>, inputs: &Inputs) -> (Vec<Requirement>, Vec<Rule>) {
+        let requires = fields
+            .get("requires")
+            .map_or_else(Vec::new, |entry| self.within("requires", |walk| walk.requires(&entry.value)));
+        let rules = fields.get("rules").map_or_else(Vec::new, |entry| {
+            let scope = scope::workflow("rules", inputs);
+            self.within("rules", |walk| walk.rules(&entry.value, "the workflow", &scope))
+        });
+        (requires, rules)
     }
 
     /// The document without its `x-…` keys, which are free.
@@ -164,6 +185,38 @@ impl Walk<'_> {
             }
             walk.cycles(&edges, entries);
             jobs
+        })
+    }
+
+    /// The job that runs the hooks of the workflow once all others ended.
+    fn run_hooks(&mut self, entry: &Entry, jobs: &[Job], defaults: &Defaults, inputs: &Inputs) -> Option<Job> {
+        let names = JobNames {
+            matrix: Some(Vec::new()),
+            needs: jobs.iter().map(|job| (job.name.clone(), job.outputs.keys().cloned().collect())).collect(),
+        };
+        let place = Place { defaults, inputs, jobs: &[] };
+        let around = Around { place: &place, names: &names, job: RUN_HOOKS_JOB };
+        let scope = around.scope("hooks", &[]);
+        let hooks = self.hooks(&entry.value, &keys::RUN_HOOKS, "the workflow", &scope, &around);
+        let Some(runs_on) = defaults.runs_on.clone() else {
+            if !defaults.broken_runs_on {
+                self.fault(
+                    "K0101",
+                    entry.span,
+                    "the hooks of a workflow run in a job of their own, and no label says where",
+                )
+                .help("add `runs_on` under `defaults`, for example `defaults: { runs_on: default }`");
+            }
+            return None;
+        };
+        let all = || JobStatus::terminal().collect();
+        (!hooks.is_empty()).then(|| Job {
+            display_name: Some(Value::fixed("hooks")),
+            needs: jobs.iter().map(|job| Need { job: job.name.clone(), run_on: all() }).collect(),
+            env: defaults.env.clone(),
+            timeout_ms: Some(MAX_RUN_HOOKS_MS),
+            hooks,
+            ..Job::bare(RUN_HOOKS_JOB, SourceRef { file: self.file.to_owned(), line: entry.span.start.line }, runs_on)
         })
     }
 

@@ -10,19 +10,22 @@ use crate::expr::{self, Context, Functions};
 use crate::hosts::{Fanout, Host, OnUnreachable, Reach, pinned_selector, reach};
 use crate::jobspec::JobSpec;
 use crate::labels::{CanonicalLabel, CompiledSelector, LabelSet};
-use crate::lock::{Job, Matcher, Selector, Stage, Value, Workflow};
-use crate::state::FailureReason;
+use crate::lock::{Hooks, Job, MAX_HOOK_MS, Matcher, Rule, Selector, Stage, Step, Value, Workflow};
+use crate::state::{FailureReason, JobStatus};
 
 /// Decides what a job does whose needs are met: its condition, its host, then its labels, then its environment. A job that the
 /// workflow does not have fails with a message. `host` is the host of a job that is pinned to one; none when it is not known
 /// any more.
 pub fn activate(scope: Scope<'_>, job: JobRef<'_>, host: Option<&Host>) -> Activation {
     match scope.workflow.jobs.get(job.job_index) {
+        Some(definition) if definition.is_run_hooks() && run_hooks(definition, job).is_empty() => {
+            Activation::Skip { reason: format!("the workflow has no hook for a run that ended as {}", ending(job)) }
+        }
         Some(definition) => {
             let place = job.fanout.map(|fanout| Place { fanout, host });
             decide(scope.workflow, definition, &context_of(scope, job), place)
         }
-        None => Activation::Fail { reason: FailureReason::ExprError, message: no_such_job(job) },
+        None => Activation::Fail { reason: FailureReason::DriftDropped, message: no_such_job(job) },
     }
 }
 
@@ -49,6 +52,11 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context, place: O
             Ok(false) => return Activation::Skip { reason: format!("`if` is false: {condition}") },
             Err(error) => return fail(format!("if: {error}")),
         }
+    }
+    match broken_rules(&job.rules, context) {
+        Ok(None) => {}
+        Ok(Some(reason)) => return Activation::Skip { reason },
+        Err(message) => return fail(format!("rules: {message}")),
     }
     if let Some(verdict) = place.as_ref().and_then(|place| absent(place, job.on_unreachable)) {
         return verdict;
@@ -88,6 +96,48 @@ fn absent(place: &Place<'_>, policy: OnUnreachable) -> Option<Activation> {
             message: format!("host `{name}` is {state}, and `on_unreachable` is `fail`"),
         }),
     }
+}
+
+/// The rules that do not hold, as a reason for people; none when all hold.
+pub(super) fn broken_rules(rules: &[Rule], context: &Context) -> Result<Option<String>, String> {
+    let mut broken = Vec::new();
+    for rule in rules {
+        match expr::eval_bool(&rule.condition, context, &Functions::default()) {
+            Ok(true) => {}
+            Ok(false) => broken.push(rule.label.as_str()),
+            Err(error) => return Err(format!("{}: {error}", rule.label)),
+        }
+    }
+    Ok((!broken.is_empty()).then(|| format!("rule does not hold: {}", broken.join("; "))))
+}
+
+/// How the jobs ended that the job of a workflow's hooks needs, which are all others.
+fn ending(job: JobRef<'_>) -> &'static str {
+    if job.needs.values().any(|need| need.status.is_failure()) {
+        "failed"
+    } else if job.needs.values().any(|need| need.status == JobStatus::Cancelled) {
+        "cancelled"
+    } else {
+        "success"
+    }
+}
+
+/// The hooks of a workflow that fit the end of its run, as steps. What runs after a failure or a cancel never changes it.
+fn run_hooks(definition: &Job, job: JobRef<'_>) -> Vec<Step> {
+    let hooks = &definition.hooks;
+    let (first, allowed) = match ending(job) {
+        "success" => (&hooks.on_success, false),
+        "failed" => (&hooks.on_failure, true),
+        _ => (&hooks.on_cancel, true),
+    };
+    let step = |condition: &str, hook: &Step| Step {
+        condition: Some(condition.to_owned()),
+        continue_on_error: allowed,
+        timeout_ms: Some(hook.timeout_ms.unwrap_or(MAX_HOOK_MS)),
+        ..hook.clone()
+    };
+    let first = first.iter().map(|hook| step("!cancelled()", hook));
+    first.chain(hooks.cleanup.iter().map(|hook| step("always()", hook))).collect()
 }
 
 fn no_such_job(job: JobRef<'_>) -> String {
@@ -150,12 +200,19 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
     {
         event.remove("payload");
     }
+    let hooked = definition.is_run_hooks();
     Ok(JobSpec {
         workflow: scope.workflow.name.clone(),
         job: job.name.to_owned(),
         env,
         variables: variables(scope, job.matrix),
-        steps: definition.steps.clone(),
+        steps: if hooked { run_hooks(definition, job) } else { definition.steps.clone() },
+        init: definition.init.clone(),
+        groups: definition.groups.clone(),
+        composites: definition.composites.clone(),
+        hooks: if hooked { Hooks::default() } else { definition.hooks.clone() },
+        check_mode: scope.event.check_mode,
+        outcome: hooked.then(|| ending(job).to_owned()),
         outputs: definition.outputs.clone(),
         fanout: job.fanout.cloned(),
         context: context.into_inner(),
@@ -164,11 +221,16 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
 
 /// `MATRIX_<NAME>` and `INPUT_<NAME>`, so that scripts need no expressions.
 fn variables(scope: Scope<'_>, matrix: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let inputs = scope.event.inputs.iter().map(|(name, value)| {
+    let matrix = matrix.iter().map(|(name, value)| (variable("MATRIX", name), value.clone()));
+    matrix.chain(input_variables(&scope.event.inputs)).collect()
+}
+
+/// `INPUT_<NAME>` of validated inputs.
+pub fn input_variables(inputs: &BTreeMap<String, Json>) -> impl Iterator<Item = (String, String)> {
+    inputs.iter().map(|(name, value)| {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         (variable("INPUT", name), text)
-    });
-    matrix.iter().map(|(name, value)| (variable("MATRIX", name), value.clone())).chain(inputs).collect()
+    })
 }
 
 fn variable(prefix: &str, name: &str) -> String {

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::{Needs, Scope};
 use crate::concurrency::{MAX_GROUP_CHARS, SlotAsk};
 use crate::expr::{Context, Expr, ExprError, Functions, Part, Template};
-use crate::lock::{Concurrency, Job, Matcher, Matrix, Stage, Value, Workflow};
+use crate::lock::{Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
 
 /// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
 /// What the event lacks is the empty text, never an unknown name; within `event` it is absent, for `has()`.
@@ -27,7 +27,10 @@ pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Need
         .with("vars", json!({}))
         .with("matrix", json(matrix))
         .with("needs", json(needs))
-        .with("run", json!({"id": scope.run.id.to_string(), "attempt": scope.run.attempt, "check_mode": false}))
+        .with(
+            "run",
+            json!({"id": scope.run.id.to_string(), "attempt": scope.run.attempt, "check_mode": event.check_mode}),
+        )
 }
 
 /// A plain value as JSON; the types given here have string keys and no fallible parts.
@@ -61,10 +64,10 @@ pub(super) fn slot(wanted: Option<&Concurrency>, context: &Context) -> Result<Op
 /// True when an expression of the workflow may look at `event.payload`; only then it must be loaded for planning, activation
 /// and offers.
 pub fn wants_payload(workflow: &Workflow) -> bool {
-    let conditions = [&workflow.condition];
+    let rules = workflow.rules.iter().map(|rule| &rule.condition);
     let group = workflow.concurrency.iter().map(|concurrency| &concurrency.group);
     let values = workflow.run_name.iter().chain(workflow.env.values()).chain(group);
-    conditions.into_iter().flatten().any(|text| expr_wants(text))
+    workflow.condition.iter().chain(rules).any(|text| expr_wants(text))
         || values.into_iter().any(value_wants)
         || workflow.jobs.iter().any(|job| dispatch_wants(job) || agent_wants(job))
 }
@@ -82,7 +85,7 @@ fn dispatch_wants(job: &Job) -> bool {
         Matcher::Exact { value } => Some(value),
         Matcher::Regex { .. } => None,
     });
-    job.condition.iter().any(|text| expr_wants(text))
+    job.condition.iter().chain(job.rules.iter().map(|rule| &rule.condition)).any(|text| expr_wants(text))
         || matches!(&job.matrix, Some(Matrix::Expr(text)) if template_wants(text) || expr_wants(text))
         || labels.into_iter().any(|text| template_wants(text))
         || job.display_name.iter().chain(job.env.values()).any(value_wants)
@@ -91,10 +94,15 @@ fn dispatch_wants(job: &Job) -> bool {
 
 fn agent_wants(job: &Job) -> bool {
     job.outputs.values().any(value_wants)
-        || job.steps.iter().any(|step| {
-            step.condition.iter().any(|text| expr_wants(text))
-                || step.name.iter().chain(&step.working_directory).chain(step.env.values()).any(value_wants)
+        || job.composites.iter().any(|used| {
+            used.condition.iter().any(|text| expr_wants(text))
+                || used.with.values().chain(used.env.values()).chain(used.outputs.values()).any(value_wants)
         })
+        || job.hooks.all().chain(&job.init).flat_map(Step::values).any(value_wants)
+        || job
+            .steps
+            .iter()
+            .any(|step| step.condition.iter().any(|text| expr_wants(text)) || step.values().any(value_wants))
 }
 
 fn value_wants(value: &Value) -> bool {

@@ -28,6 +28,7 @@ fn event() -> Event {
         pr_number: None,
         sender: Sender::default(),
         commit_message: Some("Fix the thing\n\nbody".into()),
+        check_mode: Default::default(),
         inputs: BTreeMap::from([("env".to_owned(), json!("prod")), ("count".to_owned(), json!(3))]),
         requested_workflow: None,
         payload: json!({"head": {"title": "hello"}}),
@@ -220,7 +221,7 @@ fn results_of_needed_jobs_decide_and_travel() {
     let variables: Vec<_> = spec.variables.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(variables, ["INPUT_COUNT=3", "INPUT_ENV=prod", "MATRIX_RUST_VERSION=1.95"]);
     assert_eq!(spec.context["needs"]["build"], json!({"status": "success", "outputs": {"pool": "A"}}));
-    assert_eq!(spec.context["run"], json!({"id": run().id.to_string(), "attempt": 2, "check_mode": false}));
+    assert_eq!(spec.context["run"], json!({"id": run().id.to_string(), "attempt": 2, "check_mode": "apply"}));
     assert_eq!((&spec.context["branch"], spec.context["event"].get("payload")), (&json!("main"), None));
 
     let mut failed = needs.clone();
@@ -365,4 +366,94 @@ fn results_by_host_reach_the_jobs_behind() {
     assert_eq!(serde_json::from_value::<NeedResult>(shown).unwrap(), result);
     let plain = NeedResult { status: JobStatus::Success, outputs, hosts: None };
     assert_eq!(serde_json::to_value(&plain).unwrap(), json!({"status": "success", "outputs": {"v": "1"}}));
+}
+
+#[test]
+fn rules_that_do_not_hold_are_named_by_their_labels() {
+    let rules = json!([
+        {"if": "branch == 'main'", "label": "on main"},
+        {"if": "inputs.count > 5", "label": "enough"},
+        {"if": "false", "label": "never"},
+    ]);
+    let reason = "rule does not hold: enough; never".to_owned();
+    let of_workflow = workflow(json!({"rules": rules}), &[job("a", json!({}))]);
+    let planned = plan_run(Scope { workflow: &of_workflow, event: &event(), run: run() }, &Fleet::default());
+    assert_eq!(planned, Ok(Planned::Declined { reason: reason.clone() }));
+    let of_job = workflow(json!({}), &[job("a", json!({"rules": rules}))]);
+    assert_eq!(plan(&of_job).jobs[0].start, Start::Now(Activation::Skip { reason }));
+    let broken = json!([{"if": "event.payload.missing", "label": "x"}]);
+    let broken = workflow(json!({"rules": broken}), &[job("a", json!({}))]);
+    let error = plan_run(Scope { workflow: &broken, event: &event(), run: run() }, &Fleet::default()).unwrap_err().to_string();
+    assert!(error.starts_with("`rules` of workflow `ci`: x: "), "{error}");
+}
+
+#[test]
+fn the_hooks_of_a_workflow_are_steps_that_fit_the_end_of_its_jobs() {
+    let hook = |run: &str| json!({"source": {"file": "ci.yaml", "line": 9}, "run": run});
+    let hooks = json!({"on_success": [hook("good")], "on_failure": [hook("bad")], "cleanup": [hook("sweep")]});
+    let all: Vec<JobStatus> = JobStatus::terminal().collect();
+    let extra = json!({"steps": [], "hooks": hooks, "needs": [{"job": "a", "run_on": all}]});
+    let ci = workflow(json!({}), &[job("a", json!({})), job(crate::lock::RUN_HOOKS_JOB, extra)]);
+    assert_eq!(crate::lockfile::check_workflow(&ci), Ok(()));
+    let (event, matrix) = (event(), BTreeMap::new());
+    let scope = Scope { workflow: &ci, event: &event, run: run() };
+    for (status, outcome, scripts, allowed) in [
+        (JobStatus::Success, "success", vec!["good", "sweep"], false),
+        (JobStatus::Skipped, "success", vec!["good", "sweep"], false),
+        (JobStatus::TimedOutStale, "failed", vec!["bad", "sweep"], true),
+        (JobStatus::Cancelled, "cancelled", vec!["sweep"], true),
+    ] {
+        let needs = Needs::from([("a".to_owned(), NeedResult { status, outputs: BTreeMap::new(), hosts: None })]);
+        let job = JobRef { name: crate::lock::RUN_HOOKS_JOB, job_index: 1, matrix: &matrix, fanout: None, needs: &needs };
+        assert!(matches!(activate(scope, job, None), Activation::Enqueue { .. }));
+        let spec = job_spec(scope, job).unwrap();
+        assert_eq!((spec.outcome.as_deref(), spec.hooks.is_empty()), (Some(outcome), true));
+        let found: Vec<&str> = spec
+            .steps
+            .iter()
+            .map(|step| match &step.action {
+                crate::lock::Action::Run(script) => script.as_str(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(found, scripts);
+        assert!(spec.steps.iter().all(|step| step.continue_on_error == allowed && step.timeout_ms.is_some()));
+    }
+    let lone = workflow(
+        json!({}),
+        &[
+            job("a", json!({})),
+            job(crate::lock::RUN_HOOKS_JOB, json!({"steps": [], "hooks": {"on_failure": [hook("bad")]}})),
+        ],
+    );
+    let needs = Needs::from([("a".to_owned(), NeedResult { status: JobStatus::Success, outputs: BTreeMap::new(), hosts: None })]);
+    let job = JobRef { name: crate::lock::RUN_HOOKS_JOB, job_index: 1, matrix: &matrix, fanout: None, needs: &needs };
+    let nothing = activate(Scope { workflow: &lone, ..scope }, job, None);
+    assert!(matches!(nothing, Activation::Skip { reason } if reason.contains("ended as success")));
+}
+
+#[test]
+fn the_check_mode_of_a_run_reaches_expressions_and_the_agent() {
+    let ci = workflow(json!({}), &[job("a", json!({"if": "run.check_mode == 'check'"}))]);
+    let (matrix, needs) = (BTreeMap::new(), Needs::new());
+    let job = JobRef { name: "a", job_index: 0, matrix: &matrix, fanout: None, needs: &needs };
+    for mode in crate::check::CheckMode::ALL {
+        let event = Event { check_mode: *mode, ..event() };
+        let scope = Scope { workflow: &ci, event: &event, run: run() };
+        let runs = matches!(activate(scope, job, None), Activation::Enqueue { .. });
+        assert_eq!(runs, *mode == crate::check::CheckMode::Check);
+        assert_eq!(job_spec(scope, job).unwrap().check_mode, *mode);
+        let stored = serde_json::to_string(&event).unwrap();
+        assert_eq!(serde_json::from_str::<Event>(&stored).unwrap().check_mode, *mode, "it is kept with the run");
+        assert_eq!(stored.contains("check_mode"), *mode != crate::check::CheckMode::Apply);
+    }
+}
+
+#[test]
+fn a_job_that_the_stored_workflow_lacks_is_dropped() {
+    let ci = workflow(json!({}), &[job("a", json!({}))]);
+    let (event, matrix, needs) = (event(), BTreeMap::new(), Needs::new());
+    let scope = Scope { workflow: &ci, event: &event, run: run() };
+    let job = JobRef { name: "b", job_index: 1, matrix: &matrix, fanout: None, needs: &needs };
+    assert!(matches!(activate(scope, job, None), Activation::Fail { reason: FailureReason::DriftDropped, .. }));
 }

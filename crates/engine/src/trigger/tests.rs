@@ -32,6 +32,7 @@ fn event(kind: EventKind) -> Event {
         inputs: BTreeMap::new(),
         requested_workflow: None,
         payload: json!(null),
+        check_mode: Default::default(),
         chain_depth: 0,
     }
 }
@@ -49,6 +50,8 @@ fn workflow(triggers: serde_json::Value) -> Workflow {
         content_hash: String::new(),
         triggers: serde_json::from_value(triggers).unwrap(),
         condition: None,
+        requires: Vec::new(),
+        rules: Vec::new(),
         env: BTreeMap::new(),
         timeout_ms: None,
         concurrency: None,

@@ -138,3 +138,55 @@ async fn deliveries_that_did_not_arrive_are_asked_for_again_once() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_of_the_same_commit_are_read_with_the_workflows_that_use_them() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let user = "on: push\njobs: { a: { runs_on: default, steps: [{ use: ./.kici/steps/tell.yaml }] } }\n";
+        world.repository(&[
+            (".kici/workflows/a.yaml", user),
+            (".kici/workflows/b.yaml", &user.replace("tell", "broken")),
+            (".kici/steps/tell.yaml", "steps: [echo told]\n"),
+            (".kici/steps/broken.yaml", "steps: []\n"),
+        ]);
+        world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        let (delivery, processed) = world.settle().await;
+        assert_eq!(processed.runs.len(), 1, "{delivery:?}");
+        let run = world.test.store.run_get(processed.runs[0].run_id).await.unwrap().unwrap();
+        let lock = world.test.store.lock_document(run.lock_digest).await.unwrap().unwrap();
+        assert!(String::from_utf8_lossy(&lock).contains("echo told"));
+        let note = delivery.note.unwrap();
+        assert!(note.contains(".kici/steps/broken.yaml is invalid") && note.contains("b.yaml is invalid"), "{note}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_requirement_that_does_not_hold_or_cannot_be_told_drops_the_workflow_visibly() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let wants = |name: &str, requires: &str| format!("name: {name}\nrequires: [{requires}]\n{GOOD}");
+        let files = [
+            wants("yes", "{ file: package.json, match: { \"$.scripts.test\": /./ } }, { file: none, exists: false }"),
+            wants("no", "{ file: package.json, match: { \"$.scripts.lint\": /./ } }"),
+            wants("untold", "{ file: text.md, match: { \"$.a\": 1 } }"),
+        ];
+        world.repository(&[
+            (".kici/workflows/a.yaml", &files[0]),
+            (".kici/workflows/b.yaml", &files[1]),
+            (".kici/workflows/c.yaml", &files[2]),
+            ("package.json", r#"{"scripts":{"test":"jest"}}"#),
+            ("text.md", "# no JSON"),
+        ]);
+        world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        let (delivery, processed) = world.settle().await;
+        assert_eq!((delivery.matched_count, processed.runs.len()), (3, 1));
+        let note = delivery.note.unwrap();
+        assert!(note.contains("no: `requires` does not hold: package.json: `$.scripts.lint` is absent"), "{note}");
+        assert!(note.contains("untold: `requires` cannot be told, so there is no run: text.md is not JSON"), "{note}");
+    })
+    .await;
+}

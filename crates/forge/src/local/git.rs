@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use super::tree;
 use crate::forge::ForgeError;
 use crate::source::path_text;
-use crate::workflows::{Limits, Selection, WORKFLOW_DIR, Wanted, WorkflowFiles};
+use crate::workflows::{Limits, STEP_DIR, Selection, WORKFLOW_DIR, Wanted, WorkflowFiles};
 
 /// Variables that would point git at another repository (`git rev-parse --local-env-vars`): we may have been started
 /// from a hook.
@@ -150,6 +150,29 @@ impl Git {
         self.optional(done)?.ok_or_else(|| self.failed("the histories have no commit in common"))
     }
 
+    /// A regular file of a commit; none when there is no such file.
+    pub async fn file_at(&self, sha: &str, path: &str, max: usize) -> Result<Option<Vec<u8>>, ForgeError> {
+        let listed = self.run(&["ls-tree", "-z", "--full-tree", "-l", sha, "--", path]).await?;
+        if listed.code != Some(0) {
+            return Err(self.failed(listed.err));
+        }
+        // `<mode> blob <oid> <size>\t<path>`; 120000 is a symbolic link, 160000 a submodule.
+        let line = text(&listed.out);
+        let Some((facts, _)) = line.split_once('\t').filter(|(_, rest)| rest.trim_end_matches('\0') == path) else {
+            return Ok(None);
+        };
+        let facts: Vec<&str> = facts.split_whitespace().collect();
+        let [mode, "blob", oid, size] = facts[..] else { return Ok(None) };
+        if !mode.starts_with("100") {
+            return Ok(None);
+        }
+        if size.parse::<usize>().map_or(true, |size| size > max) {
+            return Err(self.failed(format!("{path} has {size} bytes, at most {max} are read")));
+        }
+        let read = self.run(&["cat-file", "blob", oid]).await?;
+        if read.code == Some(0) && !read.cut { Ok(Some(read.out)) } else { Err(self.failed(read.err)) }
+    }
+
     /// Paths that differ between two commits, and whether there are more than `max`.
     pub async fn changed(&self, base: &str, head: &str, max: usize) -> Result<(Vec<String>, bool), ForgeError> {
         let args = ["diff-tree", "-r", "-z", "--name-only", "--no-renames", "--no-ext-diff", "--end-of-options"];
@@ -236,9 +259,9 @@ impl Reader {
 
     /// `None` when the repository has no such commit. Four exchanges, however many files there are.
     async fn workflows_at(&mut self, sha: &str, limits: Limits) -> std::io::Result<Option<WorkflowFiles>> {
-        let folders = [".kici", WORKFLOW_DIR];
+        let folders = [".kici", WORKFLOW_DIR, STEP_DIR];
         let specs = folders.map(|folder| format!("{sha}:{folder}"));
-        let mut infos = self.info(&[sha, &specs[0], &specs[1]]).await?.into_iter();
+        let mut infos = self.info(&[sha, &specs[0], &specs[1], &specs[2]]).await?.into_iter();
         let Some(commit) = infos.next().flatten().filter(|commit| commit.kind == "commit") else { return Ok(None) };
         let mut selection = Selection::new(limits);
         let mut objects = Vec::new();

@@ -39,6 +39,7 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .route("/repos/{owner}/{name}", get(repository))
         .route("/repos/{owner}/{name}/git/trees/{sha}", get(tree))
         .route("/repos/{owner}/{name}/git/blobs/{sha}", get(blob))
+        .route("/repos/{owner}/{name}/contents/{*path}", get(contents))
         .route("/repos/{owner}/{name}/git/ref/heads/{*branch}", get(branch))
         .route("/repos/{owner}/{name}/pulls/{number}/files", get(pull_files))
         .route("/repos/{owner}/{name}/compare/{range}", get(compare))
@@ -183,6 +184,18 @@ async fn blob(
     let mut contents = repo.commits.values().flat_map(BTreeMap::values);
     let content = contents.find(|c| oid(c) == sha).ok_or(NOT_FOUND)?;
     Ok(content.clone().into_response())
+}
+
+async fn contents(
+    State(shared): Fake,
+    Path((owner, name, path)): Path<(String, String, String)>,
+    Query(query): Query<HashMap<String, String>>,
+    headers: HeaderMap,
+) -> Answer {
+    let state = shared.state();
+    let repo = as_installation(&state, &headers, &format!("{owner}/{name}"), "contents")?;
+    let files = query.get("ref").and_then(|sha| repo.commits.get(sha)).ok_or(NOT_FOUND)?;
+    Ok(files.get(&path).ok_or(NOT_FOUND)?.clone().into_response())
 }
 
 async fn branch(

@@ -64,17 +64,18 @@ impl Environment {
         (all, refused)
     }
 
-    /// Takes what a step wrote to `$KICI_ENV`; returns the names that are refused.
-    pub fn export(&mut self, changes: Vec<(String, String)>) -> Vec<String> {
-        let mut refused = Vec::new();
-        for (name, value) in changes {
-            if is_ours(&name) || name.starts_with("LD_") || name.starts_with("GIT_CONFIG_") || name.contains('-') {
-                refused.push(name);
-            } else {
-                self.exported.insert(name, value);
-            }
-        }
-        refused
+    /// What a step wrote to `$KICI_ENV` that may be set, and the names that may not.
+    pub fn acceptable(changes: Vec<(String, String)>) -> (Vec<(String, String)>, Vec<String>) {
+        let refused = |name: &str| {
+            is_ours(name) || name.starts_with("LD_") || name.starts_with("GIT_CONFIG_") || name.contains('-')
+        };
+        let (refused, accepted): (Vec<_>, Vec<_>) = changes.into_iter().partition(|(name, _)| refused(name));
+        (accepted, refused.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// Sets what [`Environment::acceptable`] let pass.
+    pub fn take(&mut self, changes: Vec<(String, String)>) {
+        self.exported.extend(changes);
     }
 
     /// Takes what a step wrote to `$KICI_PATH`.
@@ -107,7 +108,10 @@ mod tests {
     fn later_layers_win_and_ours_cannot_be_set() {
         let mut env = Environment::new(&vars(&[("PATH", "/bin"), ("HOME", "/h")]), [("KICI_SHA", "abc".to_owned())]);
         let (job, step) = (vars(&[("A", "job"), ("B", "job"), ("KICI_SHA", "fake")]), vars(&[("B", "step")]));
-        assert_eq!(env.export(vec![("C".into(), "1".into()), ("LD_PRELOAD".into(), "x".into())]), ["LD_PRELOAD"]);
+        let (accepted, refused) =
+            Environment::acceptable(vec![("C".into(), "1".into()), ("LD_PRELOAD".into(), "x".into())]);
+        assert_eq!(refused, ["LD_PRELOAD"]);
+        env.take(accepted);
         env.extend_path("/first\n/second\n");
         env.extend_path("/newest\n");
         let (all, refused) = env.of_step([&job, &step], [("KICI_OUTPUT", Path::new("/o"))]);

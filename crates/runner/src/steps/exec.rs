@@ -124,7 +124,7 @@ async fn supervise(tree: &mut Tree, bounds: Bounds, stop: &mut watch::Receiver<S
     ended
 }
 
-async fn told(stop: &mut watch::Receiver<Stop>, after_stop: bool) -> Stop {
+pub(super) async fn told(stop: &mut watch::Receiver<Stop>, after_stop: bool) -> Stop {
     if after_stop {
         let told = stop.wait_for(|stop| matches!(stop, Stop::Force { .. } | Stop::Abandon { .. })).await;
         let told = told.map(|stop| stop.clone());

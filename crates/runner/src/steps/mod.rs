@@ -1,8 +1,15 @@
 //! The steps of a job, one after the other. Knows no session: an agent and a local run use the same engine.
 
+mod check;
+mod command;
+mod composite;
 pub mod environment;
 pub mod exec;
 pub mod files;
+mod group;
+mod hooks;
+mod init;
+mod probe;
 mod shell;
 mod step;
 
@@ -10,8 +17,10 @@ use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use kici_engine::check::CheckMode;
 use kici_engine::expr::{self, Context, Functions};
 use kici_engine::jobspec::JobSpec;
 use kici_engine::lock::Value;
@@ -22,11 +31,11 @@ use serde_json::{Map, Value as Json, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::key::step_key;
 use crate::mask::Masker;
-use crate::ports::{Reporter, StepReport};
+use crate::ports::Reporter;
 use crate::spool::Spool;
 use crate::stop::Stop;
+use composite::Frame;
 use environment::{Environment, Variables};
 
 /// Limit of a step that runs because it asked to be run after a cancel or a timeout.
@@ -120,24 +129,46 @@ impl Outcome {
 /// Runs the steps, ends what they left behind, and renders the outputs of the job.
 pub async fn run(job: &Job, reporter: &dyn Reporter, stop: &mut watch::Receiver<Stop>) -> Outcome {
     let mut run = Run::new(job);
-    for index in 0..job.spec.steps.len() {
+    run.init(reporter, stop).await;
+    let mut next = 0;
+    while next < job.spec.steps.len() {
         let stop_now = stop.borrow().clone();
         if let Some(outcome) = run.note_stop(&stop_now) {
-            run.rest(index, StepStatus::Cancelled, reporter).await;
+            run.rest(next, StepStatus::Cancelled, reporter).await;
+            let outcome = run.at_end(outcome, reporter, stop).await;
             return run.end(outcome).await;
         }
-        run.step(index, reporter, stop).await;
+        let end = group_end(job, next);
+        run.enter(next);
+        if job.spec.steps[next].group.is_some() {
+            run.group(next..end, reporter, stop).await;
+        } else {
+            let done = run.perform(next, reporter, stop).await;
+            run.absorb(done);
+        }
+        run.leave(end - 1, end);
+        next = end;
     }
     // A step that ended well although a cancel came is a real result, and beats it.
-    let mut outcome = run.outcome.take().unwrap_or_else(|| Outcome::new(JobStatus::Success, None, ""));
+    let mut outcome = run.outcome.take().unwrap_or_else(|| run.untroubled());
     match run.outputs() {
         Ok(outputs) => outcome.outputs = outputs,
-        Err(message) if outcome.status == JobStatus::Success => {
+        Err(message) if outcome.status == JobStatus::Success && !job.spec.check_mode.is_check() => {
             outcome = Outcome::new(JobStatus::Failed, Some(FailureReason::ExprError), message);
         }
         Err(_) => {}
     }
+    let outcome = run.at_end(outcome, reporter, stop).await;
     run.end(outcome).await
+}
+
+/// Where the step or the group that begins at `from` ends.
+fn group_end(job: &Job, from: usize) -> usize {
+    let steps = &job.spec.steps;
+    match steps[from].group {
+        None => from + 1,
+        group => from + steps[from..].iter().take_while(|step| step.group == group).count(),
+    }
 }
 
 /// The state of a job between its steps.
@@ -146,7 +177,12 @@ struct Run<'a> {
     environment: Environment,
     /// Results by step id, as expressions see them.
     results: Map<String, Json>,
-    output_bytes: usize,
+    /// The uses of step files, by their place in the job's list.
+    frames: Vec<Frame>,
+    output_bytes: AtomicUsize,
+    /// Steps that found drift and left it.
+    drifted: Vec<usize>,
+    began: Instant,
     /// Set by the first thing that made the job other than a success.
     outcome: Option<Outcome>,
     /// True once the job is on its way out by a cancel or its deadline.
@@ -160,7 +196,10 @@ impl<'a> Run<'a> {
             job,
             environment: Environment::new(&job.host, job.job_facing.iter().cloned()),
             results: Map::new(),
-            output_bytes: 0,
+            frames: job.spec.composites.iter().map(|_| Frame::default()).collect(),
+            output_bytes: AtomicUsize::new(0),
+            drifted: Vec::new(),
+            began: Instant::now(),
             outcome: None,
             stopping: false,
             trees: Vec::new(),
@@ -205,21 +244,52 @@ impl<'a> Run<'a> {
         self.outcome = Some(Outcome::new(JobStatus::Failed, Some(FailureReason::JobTimeout), message));
     }
 
-    fn fail(&mut self, outcome: Outcome) {
-        self.outcome.get_or_insert(outcome);
+    /// Takes in what a step brought about.
+    fn absorb(&mut self, done: step::Done) {
+        if let Some(stop) = &done.stopped {
+            self.stopping = true;
+            self.outcome.get_or_insert_with(|| Outcome::of_stop(stop));
+        }
+        if done.deadline && !self.stopping {
+            self.deadline_reached();
+        }
+        self.note(&done);
+        if let Some(failure) = done.failure {
+            self.outcome.get_or_insert(failure);
+        }
+        if done.drift {
+            self.drifted.push(done.index);
+        }
+        self.environment.take(done.exports);
+        self.environment.extend_path(&done.path);
+        self.trees.extend(done.trees);
     }
 
-    fn context(&self, env: &Variables) -> Context {
+    /// The end of a job without a failure: a success, unless drift counts as one.
+    fn untroubled(&self) -> Outcome {
+        if self.drifted.is_empty() || self.job.spec.check_mode != CheckMode::CheckFailOnDrift {
+            return Outcome::new(JobStatus::Success, None, "");
+        }
+        let names: Vec<String> = self.drifted.iter().map(|at| step::plain_name(&self.job.spec.steps[*at])).collect();
+        let message = self.job.masker.mask_text(&format!("drift found by: {}", names.join(", ")));
+        Outcome::new(JobStatus::Failed, Some(FailureReason::DriftDetected), message)
+    }
+
+    fn context(&self, env: &Variables, at: Option<u32>) -> Context {
         let mut context = Context::from(self.job.spec.context.clone());
         let status = match self.standing() {
             expr::Outcome::Success => "success",
             expr::Outcome::Failure => "failed",
             expr::Outcome::Cancelled => "cancelled",
         };
+        let frame = at.map(|at| &self.frames[at as usize]);
+        if let Some(frame) = frame {
+            context.set("inputs", json!(frame.inputs));
+        }
         context
             .set("agent", self.job.agent.clone())
             .set("env", json!(env))
-            .set("steps", self.results.clone())
+            .set("steps", frame.map_or_else(|| self.results.clone(), |frame| frame.results.clone()))
             .set("job", json!({ "status": status }));
         context
     }
@@ -228,30 +298,43 @@ impl<'a> Run<'a> {
         Functions { outcome: Some(self.standing()), hash_files: Some(crate::hash_files::in_dir(&self.job.workspace)) }
     }
 
-    fn render(&self, value: &Value, env: &Variables) -> Result<String, String> {
+    fn render(&self, value: &Value, env: &Variables, at: Option<u32>) -> Result<String, String> {
         match value {
             Value::Static { r#static } => Ok(r#static.clone()),
             Value::Template { template, .. } => {
-                expr::render(template, &self.context(env), &self.functions()).map_err(|error| error.to_string())
+                expr::render(template, &self.context(env, at), &self.functions()).map_err(|error| error.to_string())
             }
         }
     }
 
-    fn render_all(&self, values: &BTreeMap<String, Value>, env: &Variables) -> Result<Variables, String> {
-        values.iter().map(|(name, value)| Ok((name.clone(), self.render(value, env)?))).collect()
+    fn render_all(
+        &self,
+        values: &BTreeMap<String, Value>,
+        env: &Variables,
+        at: Option<u32>,
+    ) -> Result<Variables, String> {
+        values.iter().map(|(name, value)| Ok((name.clone(), self.render(value, env, at)?))).collect()
+    }
+
+    /// The environment of the job, and of the use of a step file in it.
+    fn seen_at(&self, at: Option<u32>) -> Result<Variables, String> {
+        let spec = &self.job.spec;
+        let below = self.environment.of_step([&spec.variables], []).0;
+        let mut layers = vec![spec.variables.clone(), self.render_all(&spec.env, &below, None)?];
+        layers.extend(at.map(|at| self.frames[at as usize].env.clone()));
+        Ok(self.environment.of_step(&layers, []).0)
     }
 
     /// Reports the steps from `from` on without running them.
     async fn rest(&self, from: usize, status: StepStatus, reporter: &dyn Reporter) {
-        for (index, step) in self.job.spec.steps.iter().enumerate().skip(from) {
-            let name = step::plain_name(step);
-            reporter.step(StepReport::new(step_key(index), name, status, self.job.clock.now())).await;
+        for index in from..self.job.spec.steps.len() {
+            self.report_without_run(index, status, None, reporter).await;
         }
     }
 
     fn outputs(&self) -> Result<BTreeMap<String, String>, String> {
         let env = self.environment.of_step([&self.job.spec.variables], []).0;
-        self.render_all(&self.job.spec.outputs, &env)
+        self.render_all(&self.job.spec.outputs, &env, None)
     }
 
     async fn end(mut self, mut outcome: Outcome) -> Outcome {
@@ -271,5 +354,7 @@ fn describe(status: std::process::ExitStatus) -> String {
     }
 }
 
+#[cfg(test)]
+mod language_tests;
 #[cfg(test)]
 mod tests;

@@ -1,335 +1,325 @@
-//! One step, from its condition to its last report.
+//! One step, from its condition to its last report. Nothing here changes the job: what a step brings about comes back as
+//! [`Done`], so that steps of a group can run side by side.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kici_engine::check::CheckResult;
 use kici_engine::expr;
-use kici_engine::lock::{Step, Value};
+use kici_engine::lock::{Action, Probe, Step, Value};
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
-use kici_sys::process::{Spawn, Tree};
-use serde_json::json;
+use kici_sys::process::Tree;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::environment::{Variables, to_os};
-use super::exec::{Bounds, Ended, Output, follow};
-use super::files::{self, StepFiles};
-use super::{AFTER_CANCEL_LIMIT, MAX_JOB_OUTPUT_BYTES, MAX_STEP_OUTPUT_BYTES, Outcome, Run, describe, shell};
+use super::command::{Base, Refused, Went};
+use super::{AFTER_CANCEL_LIMIT, Outcome, Run};
 use crate::key::step_key;
 use crate::lines::Lines;
 use crate::ports::{Reporter, StepReport};
+use crate::spool::StepLog;
 use crate::stop::Stop;
 
 /// Longest name that is made from a script.
 const NAME_CHARS: usize = 80;
 
-/// A step that can start.
-struct Ready {
-    name: String,
-    files: StepFiles,
-    spawn: Spawn,
-    /// Words for its log.
-    notes: Vec<String>,
+/// What a step brought about.
+pub(super) struct Done {
+    pub(super) index: usize,
+    pub(super) status: StepStatus,
+    pub(super) outputs: BTreeMap<String, String>,
+    /// It makes the job a failure.
+    pub(super) failure: Option<Outcome>,
+    /// The job was told to stop while it ran.
+    pub(super) stopped: Option<Stop>,
+    /// The limit of the job was reached while it ran.
+    pub(super) deadline: bool,
+    /// For later steps.
+    pub(super) exports: Vec<(String, String)>,
+    /// For the front of their PATH.
+    pub(super) path: String,
+    /// It found drift and left it.
+    pub(super) drift: bool,
+    /// What it started.
+    pub(super) trees: Vec<Tree>,
 }
 
-/// Why a step cannot start.
-struct Refused(FailureReason, String);
+impl Done {
+    pub(super) fn without_run(index: usize, status: StepStatus) -> Self {
+        Self {
+            index,
+            status,
+            outputs: BTreeMap::new(),
+            failure: None,
+            stopped: None,
+            deadline: false,
+            exports: Vec::new(),
+            path: String::new(),
+            drift: false,
+            trees: Vec::new(),
+        }
+    }
+}
 
-/// How its command went.
-struct Went {
-    status: StepStatus,
-    exit_code: Option<i32>,
-    signal: Option<i32>,
-    reason: FailureReason,
-    message: String,
-    outputs: BTreeMap<String, String>,
-    summary: String,
+/// One attempt of a step while it goes on.
+pub(super) struct Attempt<'a> {
+    pub(super) step: &'a Step,
+    pub(super) base: &'a Base,
+    /// Its files.
+    pub(super) dir: PathBuf,
+    /// When it is over.
+    pub(super) until: Instant,
+    pub(super) limit: Duration,
+    pub(super) after_stop: bool,
 }
 
 impl Run<'_> {
-    /// Runs the step, or skips it.
-    pub(super) async fn step(&mut self, index: usize, reporter: &dyn Reporter, stop: &mut watch::Receiver<Stop>) {
+    /// Runs the step, or skips it, and reports it.
+    pub(super) async fn perform(
+        &self,
+        index: usize,
+        reporter: &dyn Reporter,
+        stop: &mut watch::Receiver<Stop>,
+    ) -> Done {
         let step = &self.job.spec.steps[index];
         match self.wanted(step) {
             Ok(true) => {}
             Ok(false) => {
                 let cancelled = self.stopping && step.condition.is_none();
                 let status = if cancelled { StepStatus::Cancelled } else { StepStatus::Skipped };
-                let report = StepReport::new(step_key(index), plain_name(step), status, self.job.clock.now());
-                self.note(step, status, BTreeMap::new());
-                return reporter.step(report).await;
+                return self.report_without_run(index, status, None, reporter).await;
             }
             Err(message) => return self.refuse(index, Refused(FailureReason::ExprError, message), reporter).await,
         }
-        let ready = match self.prepare_with_space(index, step).await {
-            Ok(ready) => ready,
+        let checking = self.job.spec.check_mode.is_check();
+        if checking && !matches!(step.action, Action::Check(_)) {
+            return self.report_without_run(index, StepStatus::Skipped, Some(CheckResult::NoCheck), reporter).await;
+        }
+        let base = match self.base(step) {
+            Ok(base) => base,
             Err(refused) => return self.refuse(index, refused, reporter).await,
         };
-        let mut report = StepReport::new(step_key(index), &ready.name, StepStatus::Running, self.job.clock.now());
+        let mut trees = Vec::new();
+        if !checking {
+            trees.append(&mut self.before_step(index, reporter, stop).await);
+        }
+        let began = Instant::now();
+        let mut done = self.run_and_report(index, &base, reporter, stop).await;
+        if !checking {
+            let took = began.elapsed();
+            trees.append(&mut self.after_step(index, &done, took, reporter, stop).await);
+        }
+        trees.append(&mut done.trees);
+        Done { trees, ..done }
+    }
+
+    /// The attempts of a step that can start, with a report before and after.
+    async fn run_and_report(
+        &self,
+        index: usize,
+        base: &Base,
+        reporter: &dyn Reporter,
+        stop: &mut watch::Receiver<Stop>,
+    ) -> Done {
+        let mut report = StepReport::new(step_key(index), &base.name, StepStatus::Running, self.job.clock.now());
+        report.group = self.group_name(&self.job.spec.steps[index]);
         reporter.step(report.clone()).await;
-        let went = match self.execute(index, &ready, &mut report, reporter, stop).await {
+        let mut trees = Vec::new();
+        let went = match self.attempts(index, base, &mut report, &mut trees, reporter, stop).await {
             Ok(went) => went,
             Err(error) => Went::failed(FailureReason::SandboxFailed, format!("the output cannot be kept: {error}")),
         };
-        self.settle(index, went, report, reporter).await;
+        let done = self.settle(index, went, report, reporter).await;
+        Done { trees, ..done }
     }
 
-    fn wanted(&self, step: &Step) -> Result<bool, String> {
-        if step.condition.is_none() {
-            return Ok(self.outcome.is_none());
-        }
-        let env = self.job_environment().map_err(|Refused(_, message)| message)?;
-        let (condition, standing) = (step.condition.as_deref(), self.standing());
-        expr::eval_step_condition(condition, standing, &self.context(&env), &self.functions())
-            .map_err(|error| format!("if: {error}"))
-    }
-
-    fn job_environment(&self) -> Result<Variables, Refused> {
-        let spec = &self.job.spec;
-        let below = self.environment.of_step([&spec.variables], []).0;
-        let job = self.render_all(&spec.env, &below).map_err(|m| Refused(FailureReason::ExprError, m))?;
-        Ok(self.environment.of_step([&spec.variables, &job], []).0)
-    }
-
-    /// Prepares a step, and waits for that while the disk is full.
-    async fn prepare_with_space(&self, index: usize, step: &Step) -> Result<Ready, Refused> {
-        loop {
-            let error = match self.prepare(index, step)? {
-                Ok(ready) => return Ok(ready),
-                Err(error) => error,
-            };
-            let dir = self.job.scratch.join(format!("step-{index}"));
-            let refused =
-                |error: io::Error| Refused(FailureReason::SandboxFailed, format!("{}: {error}", dir.display()));
-            self.job.spool.ride_out(error).await.map_err(refused)?;
-            // The next try makes the files anew.
-            let _ = std::fs::remove_dir_all(&dir);
-        }
-    }
-
-    fn prepare(&self, index: usize, step: &Step) -> Result<io::Result<Ready>, Refused> {
-        let expr_error = |message| Refused(FailureReason::ExprError, message);
-        let spec = &self.job.spec;
-        let below = self.environment.of_step([&spec.variables], []).0;
-        let job = self.render_all(&spec.env, &below).map_err(expr_error)?;
-        let seen = self.environment.of_step([&spec.variables, &job], []).0;
-        let own = self.render_all(&step.env, &seen).map_err(expr_error)?;
-        let name = match &step.name {
-            Some(name) => self.render(name, &seen).map_err(expr_error)?,
-            None => plain_name(step),
-        };
-        let cwd = self.directory(step, &seen)?;
-        let dir = self.job.scratch.join(format!("step-{index}"));
-        let files = match StepFiles::create(&dir, &step.run) {
-            Ok(files) => files,
-            Err(error) => return Ok(Err(error)),
-        };
-        let named = [
-            ("KICI_OUTPUT", files.output.as_path()),
-            ("KICI_ENV", &files.env),
-            ("KICI_PATH", &files.path),
-            ("KICI_SUMMARY", &files.summary),
-        ];
-        let (env, refused) = self.environment.of_step([&spec.variables, &job, &own], named);
-        let path = env.get("PATH").map_or("", String::as_str);
-        let (program, args) = shell::command(step.shell.as_ref(), &files.script, path);
-        let notes = refused.iter().map(|name| format!("`{name}` is not set: names with KICI_ belong to the agent"));
-        let notes = notes.collect();
-        Ok(Ok(Ready { name, spawn: Spawn { program, args, env: to_os(&env), cwd }, files, notes }))
-    }
-
-    /// The directory a step starts in; it must lie in the workspace.
-    fn directory(&self, step: &Step, env: &Variables) -> Result<PathBuf, Refused> {
-        let Some(value) = &step.working_directory else { return Ok(self.job.workspace.clone()) };
-        let text = self.render(value, env).map_err(|m| Refused(FailureReason::ExprError, m))?;
-        let bad = |why: &str| Refused(FailureReason::StepFailed, format!("working_directory `{text}` {why}"));
-        let root = self.job.workspace.canonicalize().map_err(|error| bad(&error.to_string()))?;
-        let dir = root.join(&text).canonicalize().map_err(|_| bad("does not exist"))?;
-        if dir.starts_with(&root) { Ok(dir) } else { Err(bad("lies outside the workspace")) }
-    }
-
-    async fn execute(
-        &mut self,
+    async fn attempts(
+        &self,
         index: usize,
-        ready: &Ready,
+        base: &Base,
         report: &mut StepReport,
+        trees: &mut Vec<Tree>,
         reporter: &dyn Reporter,
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Went> {
         let step = &self.job.spec.steps[index];
+        let limit = step.timeout_ms.map_or(self.job.step_timeout, Duration::from_millis);
+        let limit = if self.stopping { limit.min(AFTER_CANCEL_LIMIT) } else { limit };
         let mut log = self.job.spool.open(&step_key(index)).await?;
-        let mut notes = Lines::default();
-        ready.notes.iter().for_each(|note| notes.say(self.job.clock.now(), note));
-        log.append(&notes).await?;
-        notes.clear();
-        let went = match Tree::spawn(&ready.spawn) {
-            Ok((tree, pipes)) => {
-                reporter.tree(tree.id());
-                self.trees.push(tree);
-                let limit = step.timeout_ms.map_or(self.job.step_timeout, Duration::from_millis);
-                let after_stop = self.stopping;
-                let bounds = Bounds {
-                    timeout: if after_stop { limit.min(AFTER_CANCEL_LIMIT) } else { limit },
-                    deadline: self.job.deadline.filter(|_| !after_stop),
-                    after_stop,
-                };
-                let followed = match self.trees.last_mut() {
-                    Some(tree) => {
-                        let mut output = Output::new(&mut log, &self.job.masker, &*self.job.clock);
-                        follow(tree, pipes, &mut output, bounds, stop).await
-                    }
-                    None => Ok(Ended::Stopped(Stop::Run)),
-                };
-                self.went(followed?, limit, &ready.files, &mut notes)
+        self.say(&mut log, &base.notes).await?;
+        let went = loop {
+            let name =
+                if report.attempt == 1 { format!("step-{index}") } else { format!("step-{index}.{}", report.attempt) };
+            let attempt = Attempt {
+                step,
+                base,
+                dir: self.job.scratch.join(name),
+                until: Instant::now() + limit,
+                limit,
+                after_stop: self.stopping,
+            };
+            let went = self.act(&attempt, &mut log, trees, reporter, stop).await?;
+            let pause = match &step.retry {
+                Some(retry) if went.may_retry() => retry.pause(report.attempt, went.exit_code),
+                _ => None,
+            };
+            let Some(pause) = pause.map(Duration::from_millis) else { break went };
+            let attempts = step.retry.as_ref().map_or(1, |retry| retry.attempts);
+            let text = format!(
+                "attempt {} of {attempts}: {}; again in {} s",
+                report.attempt,
+                went.message,
+                pause.as_secs_f64()
+            );
+            self.say(&mut log, &[text]).await?;
+            if let Some(interrupted) = self.sleep(pause, self.stopping, stop).await {
+                break interrupted;
             }
-            Err(error) => {
-                let program = ready.spawn.program.to_string_lossy().into_owned();
-                Went::failed(FailureReason::StepFailed, format!("cannot start `{program}`: {error}"))
-            }
+            report.attempt += 1;
+            report.at = self.job.clock.now();
+            reporter.step(report.clone()).await;
         };
         if went.status != StepStatus::Success && !went.message.is_empty() {
-            notes.say(self.job.clock.now(), &went.message);
+            self.say(&mut log, std::slice::from_ref(&went.message)).await?;
         }
-        log.append(&notes).await?;
         report.log = log.close(self.job.clock.now()).await?;
         Ok(went)
     }
 
-    /// Judges the end of a command and takes in what it wrote into its files, also when it failed.
-    fn went(&mut self, ended: Ended, limit: Duration, files: &StepFiles, notes: &mut Lines) -> Went {
-        let mut went = match &ended {
-            Ended::Exit(status) if status.success() => {
-                Went { status: StepStatus::Success, exit_code: Some(0), ..Went::failed(FailureReason::StepFailed, "") }
-            }
-            Ended::Exit(status) => Went {
-                exit_code: status.code(),
-                signal: status.signal(),
-                ..Went::failed(FailureReason::StepFailed, describe(*status))
-            },
-            Ended::TimedOut => {
-                let limit = limit.as_secs_f64();
-                Went::failed(FailureReason::StepTimeout, format!("ran longer than its limit of {limit} s"))
-            }
-            Ended::DeadlineReached => {
-                self.deadline_reached();
-                Went::failed(FailureReason::JobTimeout, "the job ran longer than its limit")
-            }
-            Ended::Stopped(stop) => {
-                self.stopping = true;
-                let outcome = Outcome::of_stop(stop);
-                let message = outcome.message.clone();
-                self.outcome.get_or_insert(outcome);
-                Went { status: StepStatus::Cancelled, ..Went::failed(FailureReason::CancelledByUser, message) }
-            }
-        };
-        let now = self.job.clock.now();
-        let mut say = |text: &str| notes.say(now, text);
-        let mut read = |path| {
-            files::read(path).unwrap_or_else(|problem| {
-                say(&problem);
-                String::new()
-            })
-        };
-        let (output, env, path) = (read(&files.output), read(&files.env), read(&files.path));
-        went.summary = self.job.masker.mask_text(&read(&files.summary));
-        let (outputs, problems) = files::assignments(&output);
-        problems.iter().for_each(|problem| say(&format!("$KICI_OUTPUT {problem}")));
-        let (changes, problems) = files::assignments(&env);
-        problems.iter().for_each(|problem| say(&format!("$KICI_ENV {problem}")));
-        for name in self.environment.export(changes) {
-            say(&format!("$KICI_ENV: `{name}` may not be set; its old value stays"));
-        }
-        self.environment.extend_path(&path);
-        let mask = |(name, value): (String, String)| (name, self.job.masker.mask_text(&value));
-        went.outputs = outputs.into_iter().map(mask).collect();
-        self.check_outputs(&mut went);
-        went
-    }
-
-    fn check_outputs(&mut self, went: &mut Went) {
-        let size: usize = went.outputs.iter().map(|(name, value)| name.len() + value.len()).sum();
-        if size > MAX_STEP_OUTPUT_BYTES || self.output_bytes + size > MAX_JOB_OUTPUT_BYTES {
-            let message = "its outputs are larger than 1 MiB, or those of the job than 8 MiB";
-            *went =
-                Went { summary: std::mem::take(&mut went.summary), ..Went::failed(FailureReason::StepFailed, message) };
-        } else {
-            self.output_bytes += size;
+    async fn act(
+        &self,
+        attempt: &Attempt<'_>,
+        log: &mut StepLog,
+        trees: &mut Vec<Tree>,
+        reporter: &dyn Reporter,
+        stop: &mut watch::Receiver<Stop>,
+    ) -> io::Result<Went> {
+        match &attempt.step.action {
+            Action::Run(script) => self.script(attempt, "", script, None, log, trees, reporter, stop).await,
+            Action::Check(check) => self.check(attempt, check, log, trees, reporter, stop).await,
+            Action::WaitFor(wait) => self.wait_for(attempt, wait, log, trees, reporter, stop).await,
         }
     }
 
-    async fn settle(&mut self, index: usize, went: Went, mut report: StepReport, reporter: &dyn Reporter) {
+    /// Lines of the agent in the log of a step.
+    pub(super) async fn say(&self, log: &mut StepLog, texts: &[String]) -> io::Result<()> {
+        if texts.is_empty() {
+            return Ok(());
+        }
+        let mut lines = Lines::default();
+        texts.iter().for_each(|text| lines.say(self.job.clock.now(), &self.job.masker.mask_text(text)));
+        log.append(&lines).await
+    }
+
+    fn wanted(&self, step: &Step) -> Result<bool, String> {
+        match self.held_back(step) {
+            Some(Ok(())) => return Ok(false),
+            Some(Err(message)) if self.outcome.is_none() => return Err(message),
+            Some(Err(_)) => return Ok(false),
+            None => {}
+        }
+        let standing = self.standing_at(step.composite);
+        if step.condition.is_none() {
+            return Ok(standing == expr::Outcome::Success);
+        }
+        let env = self.seen_at(step.composite)?;
+        let context = self.context(&env, step.composite);
+        expr::eval_step_condition(step.condition.as_deref(), standing, &context, &self.functions())
+            .map_err(|error| format!("if: {error}"))
+    }
+
+    /// The group of a step, else the step file that it stands in.
+    pub(super) fn group_name(&self, step: &Step) -> String {
+        let group = step.group.and_then(|group| Some((group, self.job.spec.groups.get(group as usize)?)));
+        match (group, step.composite) {
+            (Some((number, group)), _) => group.name.clone().unwrap_or_else(|| format!("parallel {}", number + 1)),
+            (None, Some(at)) => self.used_name(at),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// Reports how a step went and says what follows from it.
+    async fn settle(&self, index: usize, went: Went, mut report: StepReport, reporter: &dyn Reporter) -> Done {
         let step = &self.job.spec.steps[index];
         report.failure_allowed =
             went.status == StepStatus::Failed && step.continue_on_error && went.reason != FailureReason::JobTimeout;
+        let mut done = Done::without_run(index, went.status);
         if went.status == StepStatus::Failed && !report.failure_allowed {
-            let name = report.name.clone();
-            let message = self.job.masker.mask_text(&format!("step `{name}`: {}", went.message));
-            let key = report.key.clone();
-            self.fail(Outcome {
+            let message = self.job.masker.mask_text(&format!("step `{}`: {}", report.name, went.message));
+            let key = &report.key;
+            done.failure = Some(Outcome {
                 exit_code: went.exit_code,
                 signal: went.signal,
                 failed_step: format!("{}/{}/{}", key.kind, key.owner_index, key.ordinal),
                 ..Outcome::new(JobStatus::Failed, Some(went.reason), message)
             });
         }
-        self.note(step, went.status, went.outputs.clone());
+        done.outputs.clone_from(&went.outputs);
+        (done.stopped, done.deadline) = (went.stopped, went.deadline);
+        (done.exports, done.path) = (went.exports, went.path);
+        done.drift = went.check == Some(CheckResult::WouldChange);
         report.status = went.status;
         report.at = self.job.clock.now();
         report.exit_code = went.exit_code;
         report.message = self.job.masker.mask_text(&went.message);
         report.outputs = went.outputs;
         report.summary = went.summary;
+        report.check = went.check;
+        report.drift = went.drift;
         reporter.step(report).await;
+        done
+    }
+
+    pub(super) async fn report_without_run(
+        &self,
+        index: usize,
+        status: StepStatus,
+        check: Option<CheckResult>,
+        reporter: &dyn Reporter,
+    ) -> Done {
+        let step = &self.job.spec.steps[index];
+        let mut report = StepReport::new(step_key(index), plain_name(step), status, self.job.clock.now());
+        report.group = self.group_name(step);
+        report.check = check;
+        reporter.step(report).await;
+        Done::without_run(index, status)
     }
 
     /// A step that cannot start: it failed, with a log that says why.
-    async fn refuse(&mut self, index: usize, refused: Refused, reporter: &dyn Reporter) {
+    async fn refuse(&self, index: usize, refused: Refused, reporter: &dyn Reporter) -> Done {
         let Refused(reason, message) = refused;
         let step = &self.job.spec.steps[index];
         let mut report = StepReport::new(step_key(index), plain_name(step), StepStatus::Running, self.job.clock.now());
+        report.group = self.group_name(step);
         reporter.step(report.clone()).await;
         if let Ok(mut log) = self.job.spool.open(&step_key(index)).await {
-            let mut lines = Lines::default();
-            lines.say(self.job.clock.now(), &self.job.masker.mask_text(&message));
             // The report carries the message too.
-            let _ = log.append(&lines).await;
+            let _ = self.say(&mut log, std::slice::from_ref(&message)).await;
             report.log = log.close(self.job.clock.now()).await.unwrap_or_default();
         }
-        self.settle(index, Went::failed(reason, message), report, reporter).await;
-    }
-
-    /// Remembers a result for expressions.
-    fn note(&mut self, step: &Step, status: StepStatus, outputs: BTreeMap<String, String>) {
-        if let Some(id) = &step.id {
-            self.results.insert(id.clone(), json!({ "status": status.as_str(), "outputs": outputs }));
-        }
-    }
-}
-
-impl Went {
-    fn failed(reason: FailureReason, message: impl Into<String>) -> Self {
-        Self {
-            status: StepStatus::Failed,
-            exit_code: None,
-            signal: None,
-            reason,
-            message: message.into(),
-            outputs: BTreeMap::new(),
-            summary: String::new(),
-        }
+        self.settle(index, Went::failed(reason, message), report, reporter).await
     }
 }
 
 /// The name of a step when nothing can be rendered: as written, or the first line of its script.
 pub(super) fn plain_name(step: &Step) -> String {
-    match &step.name {
-        Some(Value::Static { r#static }) => r#static.clone(),
-        Some(Value::Template { template, .. }) => template.clone(),
-        None => {
-            let line = step.run.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-            line.chars().take(NAME_CHARS).collect()
-        }
+    let text = |value: &Value| match value {
+        Value::Static { r#static } => r#static.clone(),
+        Value::Template { template, .. } => template.clone(),
+    };
+    if let Some(name) = &step.name {
+        return text(name);
     }
+    let (before, script) = match &step.action {
+        Action::Run(script) => ("", script.clone()),
+        Action::Check(check) => ("", check.script.clone()),
+        Action::WaitFor(wait) => match &wait.probe {
+            Probe::Run(script) => ("wait for ", script.clone()),
+            Probe::Url(url) => ("wait for ", text(url)),
+        },
+    };
+    let line = script.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+    before.chars().chain(line.chars()).take(NAME_CHARS).collect()
 }

@@ -1,18 +1,22 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
-use kici_engine::lock::{SourceRef, Stage, Step};
+use kici_engine::check::CheckMode;
+use kici_engine::lock::{Hooks, Stage};
+pub(super) use kici_engine::lock::{SourceRef, Step};
 use kici_engine::time::{ManualClock, Ts};
 use kici_sys::process::{ProcessId, descendants};
 use tempfile::TempDir;
 
 use super::*;
+use crate::key::step_key;
+use crate::ports::StepReport;
 use crate::spool::{Limits, Next};
 
 #[derive(Default)]
-struct Heard {
-    reports: Mutex<Vec<StepReport>>,
-    trees: Mutex<Vec<ProcessId>>,
+pub(super) struct Heard {
+    pub(super) reports: Mutex<Vec<StepReport>>,
+    pub(super) trees: Mutex<Vec<ProcessId>>,
     /// Told `Stop` when a step starts.
     on_running: Option<(watch::Sender<Stop>, Stop)>,
 }
@@ -29,37 +33,26 @@ impl Reporter for Heard {
 }
 
 impl Heard {
-    fn last(&self, index: usize) -> StepReport {
+    pub(super) fn last(&self, index: usize) -> StepReport {
         let reports = self.reports.lock().expect("lock");
         reports.iter().rev().find(|r| r.key == step_key(index)).expect("a report").clone()
     }
 
-    fn statuses(&self) -> Vec<&'static str> {
+    pub(super) fn statuses(&self) -> Vec<&'static str> {
         let reports = self.reports.lock().expect("lock");
         reports.iter().filter(|r| r.status.is_terminal()).map(|r| r.status.as_str()).collect()
     }
 }
 
-fn script(run: &str) -> Step {
-    Step {
-        id: None,
-        name: None,
-        source: SourceRef::default(),
-        run: run.to_owned(),
-        shell: None,
-        working_directory: None,
-        env: BTreeMap::new(),
-        condition: None,
-        continue_on_error: false,
-        timeout_ms: None,
-    }
+pub(super) fn script(run: &str) -> Step {
+    Step::script(SourceRef::default(), run)
 }
 
-fn template(text: &str) -> Value {
+pub(super) fn template(text: &str) -> Value {
     Value::Template { template: text.to_owned(), stage: Stage::Agent }
 }
 
-fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
+pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
     let workspace = dir.path().join("workspace");
     std::fs::create_dir_all(&workspace).expect("made");
     Job {
@@ -69,7 +62,13 @@ fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
             env: BTreeMap::new(),
             variables: BTreeMap::new(),
             fanout: None,
+            init: Vec::new(),
             steps,
+            groups: Vec::new(),
+            composites: Vec::new(),
+            hooks: Hooks::default(),
+            check_mode: CheckMode::Apply,
+            outcome: None,
             outputs: BTreeMap::new(),
             context: BTreeMap::new(),
         },
@@ -87,13 +86,13 @@ fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
     }
 }
 
-async fn go(job: &Job, heard: &Heard) -> Outcome {
+pub(super) async fn go(job: &Job, heard: &Heard) -> Outcome {
     let (_tx, mut stop) = watch::channel(Stop::Run);
     run(job, heard, &mut stop).await
 }
 
 /// The texts of the lines of a job's log.
-fn log(job: &Job) -> Vec<String> {
+pub(super) fn log(job: &Job) -> Vec<String> {
     let mut lines = Vec::new();
     while let Next::Data(key, offset, bytes) = next(job) {
         job.spool.ack(&key, offset + bytes.len() as u64, false);

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kici_engine::check::CheckMode;
 use kici_engine::jobspec::JobSpec;
-use kici_engine::lock::{SourceRef, Step};
+use kici_engine::lock::{Hooks, SourceRef, Step};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::*;
 use kici_protocol::common::JobRef;
@@ -210,18 +211,7 @@ pub fn job(n: u128, epoch: u32) -> JobRef {
 }
 
 pub fn script(run: &str) -> Step {
-    Step {
-        id: None,
-        name: None,
-        source: SourceRef::default(),
-        run: run.to_owned(),
-        shell: None,
-        working_directory: None,
-        env: BTreeMap::new(),
-        condition: None,
-        continue_on_error: false,
-        timeout_ms: None,
-    }
+    Step::script(SourceRef::default(), run)
 }
 
 pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
@@ -231,7 +221,13 @@ pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
         env: BTreeMap::new(),
         variables: BTreeMap::new(),
         fanout: None,
+        init: Vec::new(),
         steps,
+        groups: Vec::new(),
+        composites: Vec::new(),
+        hooks: Hooks::default(),
+        check_mode: CheckMode::Apply,
+        outcome: None,
         outputs: BTreeMap::new(),
         context: BTreeMap::new(),
     };

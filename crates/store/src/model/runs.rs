@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kici_engine::check::CheckResult;
 use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
@@ -207,6 +208,14 @@ pub struct Step {
     pub summary: Option<String>,
     /// Where its log is.
     pub log_state: Option<LogState>,
+    /// Which attempt it is at, or ended with.
+    pub attempt: u32,
+    /// What its check found.
+    pub check: Option<CheckResult>,
+    /// What differs.
+    pub drift: Option<String>,
+    /// The group of steps it runs in.
+    pub group: Option<String>,
 }
 
 /// A change of a step, from the agent that has the job.
@@ -242,6 +251,14 @@ pub struct StepWrite {
     pub failure_allowed: bool,
     /// Markdown that it wrote.
     pub summary: Option<String>,
+    /// Which attempt this is, from 1.
+    pub attempt: u32,
+    /// What its check found.
+    pub check: Option<CheckResult>,
+    /// What differs.
+    pub drift: Option<String>,
+    /// The group of steps it runs in.
+    pub group: Option<String>,
 }
 
 /// What became of a [`StepWrite`].

@@ -303,6 +303,10 @@ pub(crate) struct StepRow {
     pub(crate) failure_allowed: bool,
     pub(crate) summary: Option<String>,
     pub(crate) log_state: Option<String>,
+    pub(crate) attempt: i64,
+    pub(crate) check_result: Option<String>,
+    pub(crate) drift: Option<String>,
+    pub(crate) group_name: Option<String>,
 }
 
 impl StepRow {
@@ -326,6 +330,10 @@ impl StepRow {
             failure_allowed: self.failure_allowed,
             summary: self.summary,
             log_state: self.log_state.map(|s| word("log state", &s)).transpose()?,
+            attempt: small(self.attempt),
+            check: self.check_result.map(|s| word("check result", &s)).transpose()?,
+            drift: self.drift,
+            group: self.group_name,
         })
     }
 }

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use diesel::dsl::{exists, not};
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{JobId, RunId};
+use kici_engine::lock::RUN_HOOKS_JOB;
 use kici_engine::state::{JobStatus, RunStatus};
 use kici_engine::time::Ts;
 
@@ -126,15 +128,26 @@ pub(crate) async fn runs_past_deadline(conn: &mut Conn, ctx: &Ctx, limit: &u32) 
     Ok(ids.into_iter().map(Into::into).collect())
 }
 
+/// How much longer a cancel may last when the hooks of the workflow are still to run.
+const RUN_HOOKS_PATIENCE: Duration = Duration::from_secs(30 * 60);
+
 pub(crate) async fn runs_cancelling_since(
     conn: &mut Conn,
-    _: &Ctx,
+    ctx: &Ctx,
     before: &Ts,
     limit: &u32,
 ) -> Result<Vec<RunId>, StoreError> {
+    // Hooks may take longer than a cancel otherwise does: their agent has said until when.
+    let open = || jobs::table.filter(jobs::run_id.eq(runs::id)).filter(jobs::finished_at.is_null());
+    let unwinding = open().filter(jobs::cancel_deadline.gt(DbTs::from(ctx.now)));
+    // Those of the workflow wait for an agent first.
+    let hooks = open().filter(jobs::base_name.eq(RUN_HOOKS_JOB));
+    let long_ago = DbTs::from(before.minus(RUN_HOOKS_PATIENCE));
     let ids: Vec<DbId> = runs::table
         .filter(is_open())
         .filter(runs::cancel_requested_at.lt(DbTs::from(*before)))
+        .filter(not(exists(unwinding)))
+        .filter(runs::cancel_requested_at.lt(long_ago).or(not(exists(hooks)).nullable()))
         .order(runs::created_at)
         .limit(i64::from(*limit))
         .select(runs::id)

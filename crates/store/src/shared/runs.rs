@@ -503,6 +503,9 @@ pub(crate) async fn run_cancel(
         if job.status.is_terminal() {
             continue;
         }
+        if !request.force && job.status == JobStatus::Pending && state.runs_hooks_after_cancel(at) {
+            continue;
+        }
         if job.status == JobStatus::Cancelling && !request.force {
             // Its agent may have missed the first request.
             again.extend(state.held(job.id));

@@ -282,6 +282,10 @@ diesel::table! {
         failure_allowed -> Bool,
         summary -> Nullable<Text>,
         log_state -> Nullable<Text>,
+        attempt -> BigInt,
+        check_result -> Nullable<Text>,
+        drift -> Nullable<Text>,
+        group_name -> Nullable<Text>,
     }
 }
 

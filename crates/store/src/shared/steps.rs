@@ -104,6 +104,10 @@ fn step_row(write: &StepWrite, started_at: Option<Ts>, log_state: Option<String>
         failure_allowed: write.failure_allowed,
         summary: clean_opt(write.summary.as_deref()),
         log_state: log_state.or_else(|| runs.then(|| LogState::Open.as_str().to_owned())),
+        attempt: write.attempt.into(),
+        check_result: write.check.map(|result| result.as_str().to_owned()),
+        drift: clean_opt(write.drift.as_deref()),
+        group_name: clean_opt(write.group.as_deref()),
     }
 }
 

@@ -55,6 +55,7 @@ impl Plan {
             inputs: BTreeMap::new(),
             requested_workflow: None,
             payload: serde_json::json!({ "kept": true }),
+            check_mode: Default::default(),
             chain_depth: 0,
         };
         let run = NewRun {
@@ -221,5 +222,9 @@ pub fn step(job: &ClaimedJob, ordinal: u32, status: StepStatus, at: kici_engine:
         missing_lines: 0,
         failure_allowed: false,
         summary: None,
+        attempt: 1,
+        check: None,
+        drift: None,
+        group: None,
     }
 }

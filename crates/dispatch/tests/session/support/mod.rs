@@ -12,7 +12,7 @@ use kici_dispatch::{AgentAuth, DispatchConfig, Dispatcher, Ports, SessionStream}
 use kici_engine::event::Event;
 use kici_engine::hosts::{Fanout, HostSelector, OnUnreachable};
 use kici_engine::ids::{AgentId, IdSource, JobId, RunId, SessionId, SourceId};
-use kici_engine::lock::{Checkout, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
+use kici_engine::lock::{Checkout, Hooks, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
 use kici_engine::state::{JobStatus, QueueStatus, RunStatus};
 use kici_engine::time::{Clock, ManualClock};
 use kici_protocol::agent::agent_frame::Frame as Up;
@@ -147,18 +147,12 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         grace_period_ms: Some(100),
         concurrency: None,
         retry: None,
-        steps: vec![Step {
-            id: None,
-            name: None,
-            source: source(),
-            run: "true".into(),
-            shell: None,
-            working_directory: None,
-            env: BTreeMap::new(),
-            condition: None,
-            continue_on_error: false,
-            timeout_ms: None,
-        }],
+        rules: Vec::new(),
+        init: Vec::new(),
+        steps: vec![Step::script(source(), "true")],
+        groups: Vec::new(),
+        composites: Vec::new(),
+        hooks: Hooks::default(),
     });
     Workflow {
         name: "t".into(),
@@ -168,6 +162,8 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         content_hash: "0".repeat(64),
         triggers: vec![],
         condition: None,
+        requires: Vec::new(),
+        rules: Vec::new(),
         env: BTreeMap::new(),
         timeout_ms: None,
         concurrency: None,

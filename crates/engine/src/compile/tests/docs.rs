@@ -23,14 +23,16 @@ fn examples_compile() {
         only(&source);
         whole += 1;
     }
-    assert_eq!(whole, 4);
+    assert_eq!(whole, 6);
 }
 
 #[test]
 fn every_key_is_documented() {
     let sets = [&keys::WORKFLOW, &keys::ON, &keys::PUSH, &keys::PULL_REQUEST, &keys::TAG, &keys::MANUAL, &keys::HOOK];
-    let more = [&keys::INPUT, &keys::JOB, &keys::STEP];
-    for key in sets.iter().chain(&more).flat_map(|set| set.accepted) {
+    let more =
+        [&keys::INPUT, &keys::JOB, &keys::STEP, &keys::PARALLEL, &keys::STEP_RETRY, &keys::WAIT_FOR, &keys::JOB_HOOKS];
+    let more = more.into_iter().chain([&keys::INIT, &keys::RULE]);
+    for key in sets.into_iter().chain(more).flat_map(|set| set.accepted) {
         assert!(REFERENCE.contains(&format!("`{key}`")), "{key}");
     }
 }

@@ -5,6 +5,7 @@ use crate::diagnostic::{render_long, render_short};
 
 mod accepted;
 mod docs;
+mod parts;
 mod properties;
 mod refused;
 mod samples;

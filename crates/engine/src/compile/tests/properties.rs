@@ -18,7 +18,7 @@ fn check(source: &str) {
     }
     for workflow in &compiled.workflows {
         assert!(!workflow.jobs.is_empty());
-        assert!(workflow.jobs.iter().all(|job| !job.steps.is_empty()));
+        assert!(workflow.jobs.iter().all(|job| job.is_run_hooks() != (!job.steps.is_empty())));
         let asks = |job: &crate::lock::Job| match &job.runs_on_all {
             Some(hosts) => job.runs_on.is_empty() && job.matrix.is_none() && !hosts.include.is_empty(),
             None => !job.runs_on.labels.is_empty(),
@@ -26,6 +26,7 @@ fn check(source: &str) {
         assert!(workflow.jobs.iter().all(asks));
         let json = serde_json::to_string(workflow).unwrap();
         assert_eq!(&serde_json::from_str::<Workflow>(&json).unwrap(), workflow);
+        assert_eq!(crate::lockfile::check_workflow(workflow), Ok(()), "what is compiled passes as a lock");
     }
 }
 
@@ -87,6 +88,8 @@ proptest! {
 /// Word lists of the language in random nesting: nearly valid files.
 fn nearly(depth: u32) -> impl Strategy<Value = String> {
     let words = keys::WORKFLOW.accepted.iter().chain(keys::JOB.accepted).chain(keys::STEP.accepted);
+    let words = words.chain(keys::PARALLEL.accepted).chain(keys::STEP_RETRY.accepted).chain(keys::WAIT_FOR.accepted);
+    let words = words.chain(keys::JOB_HOOKS.accepted).chain(keys::INIT.accepted).chain(keys::RULE.accepted);
     let words: Vec<&'static str> = words.chain(keys::ON.accepted).chain(keys::INPUT.accepted).copied().collect();
     let key = prop::sample::select(words);
     let leaf = prop_oneof![
@@ -111,6 +114,22 @@ fn nearly(depth: u32) -> impl Strategy<Value = String> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn nearly_valid_step_files(steps in nearly(4), inputs in nearly(3), with in nearly(2)) {
+        let user = "on: push\njobs:\n  a:\n    runs_on: l\n    steps:\n      - x\n      - use: ./.kici/steps/x.yaml\n";
+        let part = format!("inputs: {inputs}\nsteps:\n  - {steps}\n  - use: ./.kici/steps/y.yaml\n");
+        let files = [
+            (FILE.to_owned(), format!("{user}        with: {with}\n")),
+            (".kici/steps/x.yaml".to_owned(), part),
+            (".kici/steps/y.yaml".to_owned(), format!("steps: [{steps}]\n")),
+        ];
+        let set = compile_set(&files);
+        prop_assert_eq!(set.files.len(), 3);
+        for workflow in set.workflows() {
+            prop_assert_eq!(crate::lockfile::check_workflow(workflow), Ok(()));
+        }
+    }
 
     #[test]
     fn nearly_valid(jobs in nearly(5), on in nearly(3), step in nearly(3)) {

@@ -1,0 +1,4 @@
+ALTER TABLE steps DROP COLUMN group_name;
+ALTER TABLE steps DROP COLUMN drift;
+ALTER TABLE steps DROP COLUMN check_result;
+ALTER TABLE steps DROP COLUMN attempt;
