@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod needs;
 pub mod pattern;
 pub mod plan;
+pub mod repository;
 pub mod schema;
 pub mod size;
 pub mod state;
