@@ -181,7 +181,7 @@ fn a_converted_workflow_runs() {
 fn the_examples_run() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     for (name, event, line) in [
-        ("ci", "push", "cargo test --features full against pg16"),
+        ("ci", "manual", "cargo test --features full against pg16"),
         ("deploy", "manual", "terraform plan for staging"),
         ("fleet", "manual", "patch web-2, attempt 1"),
         ("org-policy", "manual", "scanner --json ()"),

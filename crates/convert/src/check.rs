@@ -28,8 +28,14 @@ pub(crate) fn settle(mut workflow: Y, dialect: Dialect, report: &Report) -> Resu
         // Deepest first, so that a list keeps its positions while things go.
         errors.sort_by_key(|error| std::cmp::Reverse((error.line, error.col)));
         let mut changed = false;
+        let mut gone: Vec<Vec<&str>> = Vec::new();
         for error in errors {
             let path: Vec<&str> = error.path.split('.').filter(|key| !key.is_empty()).collect();
+            // A second fault of what just went is no fault of what is around it.
+            if gone.iter().any(|gone| path.starts_with(gone)) {
+                continue;
+            }
+            gone.push(path.clone());
             changed |= remove(&mut workflow, &path, Pos::default(), "", &error.message, report);
         }
         if !changed {

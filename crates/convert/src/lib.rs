@@ -134,7 +134,7 @@ const LIMITS: Limits = Limits { bytes: 2 * 1024 * 1024, depth: 64, expansion: 50
 /// Never panics.
 pub fn convert(path: &str, text: &str, dialect: Option<Dialect>, options: &Options) -> Conversion {
     let reading = yaml::read(text, LIMITS);
-    let dialect = dialect.unwrap_or_else(|| detect(path, &reading.documents));
+    let dialect = dialect.unwrap_or_else(|| detect(path, text, &reading.documents));
     let report = Report::default();
     let refused = |reason: String, report: &Report| Conversion {
         dialect,
@@ -191,7 +191,7 @@ fn name_of(path: &str) -> String {
 }
 
 /// The dialect of a file: by its folder, else by keys that only one of them has.
-fn detect(path: &str, documents: &[Document]) -> Dialect {
+fn detect(path: &str, text: &str, documents: &[Document]) -> Dialect {
     let folders: [(&str, Dialect); 6] = [
         (".github/", Dialect::Github),
         (".forgejo/", Dialect::Github),
@@ -203,7 +203,8 @@ fn detect(path: &str, documents: &[Document]) -> Dialect {
     let root = documents.first().map(|document| &document.root);
     let has = |key: &str| match root.map(|node| &node.data) {
         Some(Data::Map(entries)) => entries.iter().any(|entry| entry.key == key),
-        _ => false,
+        // What cannot be read still looks like something.
+        _ => text.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'))),
     };
     if has("kind") && has("steps") {
         return Dialect::Drone;

@@ -24,9 +24,12 @@ pub(crate) enum Y {
 pub(crate) struct Map(pub Vec<(String, Pos, Y)>);
 
 impl Map {
-    /// Adds a key.
+    /// Adds a key, or gives it another value.
     pub fn put(&mut self, key: &str, from: Pos, value: Y) {
-        self.0.push((key.to_owned(), from, value));
+        match self.0.iter_mut().find(|(name, ..)| name == key) {
+            Some(known) => (known.1, known.2) = (from, value),
+            None => self.0.push((key.to_owned(), from, value)),
+        }
     }
 
     /// Adds a text.

@@ -83,5 +83,5 @@ fn most_real_files_are_not_refused() {
         println!("{name}: {:?}, {} losses", made.outcome, made.losses.len());
     }
     println!("{}", refused.join("\n"));
-    assert!(refused.len() <= 8, "{refused:#?}");
+    assert!(refused.len() <= 10, "{refused:#?}");
 }

@@ -293,7 +293,7 @@ fn matrix(key: &str, names: &Names) -> Result<Cel, String> {
         Some(false) => format!("(has(matrix.{name}) ? matrix.{name} : '')"),
         None if names.open_matrix => format!("(has(matrix.{name}) ? matrix.{name} : '')"),
         // A key that no variant has is nothing.
-        None => "''".to_owned(),
+        None => return Ok(Cel::new("''", Ty::Text)),
     };
     Ok(Cel::new(cel, Ty::Word))
 }
