@@ -80,5 +80,7 @@ fn programs() -> Option<PathBuf> {
     let debian = versions.into_iter().flatten().flatten().map(|version| version.path().join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    debian.chain(path).filter(|folder| folder.join("initdb").is_file()).max()
+    let complete =
+        |folder: &PathBuf| ["initdb", "postgres", "pg_isready"].iter().all(|name| folder.join(name).is_file());
+    debian.chain(path).filter(complete).max()
 }
