@@ -8,16 +8,17 @@ use tokio::time::Instant;
 use xshell::cmd;
 
 use crate::workspace::Workspace;
-use crate::{generated, test, tidy};
+use crate::{fuzz, generated, test, tidy};
 
 type Check = fn(&Workspace) -> Result<()>;
 
-const CHECKS: [(&str, Check); 5] = [
+const CHECKS: [(&str, Check); 6] = [
     ("format", format),
     ("tidy", tidy::run),
     ("clippy", clippy),
     ("documentation", documentation),
     ("generated files", generated::check),
+    ("fuzz", fuzz::smoke),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {

@@ -4,6 +4,7 @@
 mod bench;
 mod ci;
 mod dev;
+mod fuzz;
 mod generated;
 mod test;
 mod tidy;
@@ -39,6 +40,8 @@ enum Task {
     Tidy,
     /// Measures speed and size of release builds on both databases
     Bench(bench::Options),
+    /// Feeds damaged input to what reads files and messages of strangers
+    Fuzz(fuzz::Options),
     /// Writes the generated files anew
     Gen,
 }
@@ -61,6 +64,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test { arguments } => test::run(&workspace, &arguments)?,
         Task::Tidy => tidy::run(&workspace)?,
         Task::Bench(options) => bench::run(&workspace, &options)?,
+        Task::Fuzz(options) => fuzz::run(&workspace, &options)?,
         Task::Gen => generated::write(&workspace)?,
     }
     Ok(ExitCode::SUCCESS)

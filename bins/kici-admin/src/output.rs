@@ -158,7 +158,7 @@ fn now() -> Ts {
 }
 
 /// A duration in its largest two units.
-fn span(duration: Duration) -> String {
+pub(crate) fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0 => format!("{}ms", duration.as_millis()),

@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod needs;
 pub mod pattern;
 pub mod plan;
+pub mod repository;
 pub mod requires;
 pub mod schema;
 pub mod size;

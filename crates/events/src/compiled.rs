@@ -1,10 +1,11 @@
-//! Compiled workflow sets, kept by commit: a commit never changes, so neither does what it compiles to.
+//! What commits say about workflows, kept by commit: a commit never changes, so neither does what it compiles to.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kici_engine::compile::{CompiledSet, compile_set};
 use kici_engine::ids::SourceId;
+use kici_engine::repository::{ConfigError, RepositoryConfig, ResolvedSet, read_config, resolve};
 use kici_forge::WorkflowFiles;
 
 /// Which commit of which repository, read through which source.
@@ -15,9 +16,38 @@ pub(crate) struct CommitKey {
     pub sha: String,
 }
 
+/// What a commit says.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    /// Its settings, or why nothing of it may run.
+    pub config: Result<RepositoryConfig, ConfigError>,
+    /// Its compiled files.
+    pub set: CompiledSet,
+    /// Its workflows: those of the files and of the lock document.
+    pub resolved: ResolvedSet,
+}
+
+impl Commit {
+    fn of(files: &WorkflowFiles) -> Self {
+        let config = files.config.as_deref().map_or_else(|| Ok(RepositoryConfig::default()), read_config);
+        let set = compile_set(&files.sources());
+        let resolved = match config {
+            Ok(config) => resolve(config, &set, files.lock.as_deref()),
+            Err(_) => ResolvedSet::default(),
+        };
+        Self { config, set, resolved }
+    }
+
+    /// Whether every file and the lock document can be used, so that what is not there any more is known to be gone.
+    pub fn is_whole(&self) -> bool {
+        let files = !self.set.files.iter().any(|(_, file)| file.has_errors());
+        files && self.config.is_ok() && self.resolved.corrupt.is_none() && !self.resolved.missing
+    }
+}
+
 #[derive(Debug, Default)]
 struct Entries {
-    sets: HashMap<CommitKey, Arc<CompiledSet>>,
+    sets: HashMap<CommitKey, Arc<Commit>>,
     oldest_first: VecDeque<CommitKey>,
 }
 
@@ -33,12 +63,12 @@ impl CompileCache {
         Self { max: max.max(1), entries: Mutex::default() }
     }
 
-    /// The compiled files of a commit.
-    pub(crate) fn get(&self, key: &CommitKey, files: &WorkflowFiles) -> Arc<CompiledSet> {
+    /// What a commit says.
+    pub(crate) fn get(&self, key: &CommitKey, files: &WorkflowFiles) -> Arc<Commit> {
         if let Some(known) = self.lock().sets.get(key) {
             return Arc::clone(known);
         }
-        let compiled = Arc::new(compile_set(&files.sources()));
+        let compiled = Arc::new(Commit::of(files));
         let mut entries = self.lock();
         if entries.sets.insert(key.clone(), Arc::clone(&compiled)).is_none() {
             entries.oldest_first.push_back(key.clone());

@@ -133,12 +133,16 @@ impl Planner {
         event: &Event,
     ) -> Result<Workflow, ManualError> {
         let mut decision = crate::planner::Decision::new(event);
-        let set = self.compile(manual.source, repo, sha, files, &mut decision);
-        let all: Vec<&Workflow> = set.files.iter().flat_map(|(_, file)| &file.workflows).collect();
-        if let Some(found) = all.iter().find(|workflow| workflow.name == manual.workflow) {
-            return Ok((*found).clone());
+        let commit = self.compile(manual.source, repo, sha, files, &mut decision);
+        let all: Vec<&Workflow> = commit.resolved.workflows.iter().map(|resolved| &resolved.workflow).collect();
+        if let Some(found) = commit.resolved.workflows.iter().find(|found| found.workflow.name == manual.workflow) {
+            // Somebody waits for the answer: better none than a run that fails at once.
+            return match &found.drift {
+                Some(drift) => Err(ManualError::Invalid(drift.clone())),
+                None => Ok(found.workflow.clone()),
+            };
         }
-        if decision.invalid {
+        if decision.invalid || decision.corrupt {
             return Err(ManualError::Invalid(decision.notes.join("; ")));
         }
         let mut known: Vec<&str> = all.iter().map(|workflow| workflow.name.as_str()).collect();

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kici_engine::compile::CompiledSet;
 use kici_engine::event::{ChangedFiles, Event, EventKind, ForkState};
 use kici_engine::ids::{DeliveryRowId, IdSource, RunId};
 use kici_engine::lock::Workflow;
-use kici_engine::plan::{Fleet, Planned, RunInfo, Scope, plan_run, wants_hosts};
+use kici_engine::plan::{Activation, Fleet, Planned, RunInfo, RunPlan, Scope, Start, plan_run, wants_hosts};
+use kici_engine::repository::Resolved;
 use kici_engine::requires::{self, Content, Verdict};
+use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
 use kici_engine::trigger::{Outcome, WorkflowDecision, match_workflow, skip_ci};
 use kici_forge::normalise::{Normalised, normalise};
@@ -17,7 +18,7 @@ use kici_forge::{Forge, ForgeError, Headers, WorkflowFiles};
 use kici_store::Store;
 use kici_store::model::{DeliveryOutcome, DeliveryStatus, NewRun, ProcessedDelivery};
 
-use crate::compiled::{CommitKey, CompileCache};
+use crate::compiled::{Commit, CommitKey, CompileCache};
 use crate::registrations;
 use crate::runs::{Origin, RunMaker};
 use crate::sources::{OpenSource, SourceBook};
@@ -81,11 +82,20 @@ pub(crate) struct Decision {
     pub notes: Vec<String>,
     pub matched: u32,
     pub invalid: bool,
+    /// The lock document cannot be used.
+    pub corrupt: bool,
 }
 
 impl Decision {
     pub(crate) fn new(event: &Event) -> Self {
-        Self { trace: Trace::new(event), runs: Vec::new(), notes: Vec::new(), matched: 0, invalid: false }
+        Self {
+            trace: Trace::new(event),
+            runs: Vec::new(),
+            notes: Vec::new(),
+            matched: 0,
+            invalid: false,
+            corrupt: false,
+        }
     }
 }
 
@@ -116,10 +126,6 @@ impl Planner {
             // The bytes stay what they are: trying again cannot help.
             Err(error) => return Ok(failure(work, error.to_string())),
         };
-        if let Some(marker) = skip_ci(&event) {
-            let note = format!("the head commit says {marker}");
-            return Ok(with_event(outcome(work, DeliveryStatus::Skipped, &note), &event));
-        }
         let decided = match event.kind {
             EventKind::Push | EventKind::Tag | EventKind::Pr => self.at_commit(work, source, &event).await,
             _ => self.registered(work, source, &event).await,
@@ -155,26 +161,33 @@ impl Planner {
         let mut decision = Decision::new(&event);
         decision.trace.skipped_files(&files.skipped);
         decision.notes.extend(files.skipped.iter().map(|skipped| format!("{}: {}", skipped.path, skipped.reason)));
-        if files.files.is_empty() {
-            let note = no_workflows(&files, sha);
-            decision.notes.push(note);
-            return Ok(self.finish(work, decision, Some(DeliveryStatus::LockfileMissing)));
+        let commit = self.compile(source, repo, sha, &files, &mut decision);
+        if let Some(marker) = skip_ci(&event).filter(|_| !commit.config.as_ref().is_ok_and(|config| !config.skip_ci)) {
+            let note = format!("the head commit says {marker}");
+            return Ok(outcome(work, DeliveryStatus::Skipped, &note));
         }
-        let set = self.compile(source, repo, sha, &files, &mut decision);
+        if let Some(status) = nothing_to_run(&commit, &files, sha, &mut decision) {
+            return Ok(self.finish(work, decision, Some(status)));
+        }
         let origin = self.origin(work, source, &event, repo, sha);
-        let workflows = set.files.iter().flat_map(|(_, file)| &file.workflows);
         let mut changed = Changed { forge: &*forge, event: &event, files: None };
-        for workflow in workflows {
-            self.consider(&mut decision, origin, workflow, &event, &mut changed).await?;
+        for resolved in &commit.resolved.workflows {
+            self.consider(&mut decision, origin, resolved, &event, &mut changed).await?;
         }
         let mut done = self.finish(work, decision, None);
-        if registrations::is_default_branch_push(&event) && !set.files.iter().any(|(_, file)| file.has_errors()) {
-            done.registrations = Some(registrations::set(source, &event, repo, sha, &set));
+        if registrations::is_default_branch_push(&event) && commit.is_whole() {
+            done.registrations = Some(registrations::set(source, &event, repo, sha, &commit));
         }
         Ok(done)
     }
 
-    /// The compiled files of a commit; what is wrong with them goes into the decision.
+    /// What a commit says.
+    pub(crate) fn commit(&self, source: &OpenSource, repo: &str, sha: &str, files: &WorkflowFiles) -> Arc<Commit> {
+        let key = CommitKey { source: source.source.id, repo: repo.to_owned(), sha: sha.to_owned() };
+        self.compiled.get(&key, files)
+    }
+
+    /// What a commit says; what is wrong with it goes into the decision.
     pub(crate) fn compile(
         &self,
         source: &OpenSource,
@@ -182,10 +195,9 @@ impl Planner {
         sha: &str,
         files: &WorkflowFiles,
         decision: &mut Decision,
-    ) -> Arc<CompiledSet> {
-        let key = CommitKey { source: source.source.id, repo: repo.to_owned(), sha: sha.to_owned() };
-        let set = self.compiled.get(&key, files);
-        for (path, file) in set.files.iter().filter(|(_, file)| file.has_errors()) {
+    ) -> Arc<Commit> {
+        let commit = self.commit(source, repo, sha, files);
+        for (path, file) in commit.set.files.iter().filter(|(_, file)| file.has_errors()) {
             decision.invalid = true;
             let mut errors = file.diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
             let first = errors.next().map(|diagnostic| diagnostic.message.as_str()).unwrap_or_default();
@@ -195,8 +207,17 @@ impl Planner {
             };
             decision.notes.push(format!("{path} is invalid: {first}{more}"));
         }
-        decision.trace.files(&set);
-        set
+        decision.trace.files(&commit.set);
+        if let Err(error) = &commit.config {
+            decision.invalid = true;
+            decision.notes.push(error.to_string());
+        }
+        if let Some(error) = &commit.resolved.corrupt {
+            decision.corrupt = true;
+            decision.notes.push(error.to_string());
+        }
+        decision.notes.extend(commit.resolved.notes.iter().cloned());
+        commit
     }
 
     pub(crate) fn origin<'a>(
@@ -224,10 +245,11 @@ impl Planner {
         &self,
         decision: &mut Decision,
         origin: Origin<'_>,
-        workflow: &Workflow,
+        resolved: &Resolved,
         event: &Event,
         changed: &mut Changed<'_>,
     ) -> Result<(), Retry> {
+        let workflow = &resolved.workflow;
         let mut found = match_workflow(workflow, event, changed.files.as_ref());
         if found.outcome == Outcome::NeedsFiles {
             let files = changed.fetch().await;
@@ -237,7 +259,7 @@ impl Planner {
             decision.matched += 1;
             decision.notes.extend(note.iter().map(|note| format!("{}: {note}", workflow.name)));
             match unmet(changed.forge, origin.repo, origin.sha, workflow).await {
-                None => self.plan(decision, origin, workflow, event, kind).await?,
+                None => self.plan(decision, origin, resolved, event, kind).await?,
                 Some(reason) => decision.notes.push(format!("{}: {reason}", workflow.name)),
             }
         }
@@ -249,14 +271,19 @@ impl Planner {
         &self,
         decision: &mut Decision,
         origin: Origin<'_>,
-        workflow: &Workflow,
+        resolved: &Resolved,
         event: &Event,
         kind: &str,
     ) -> Result<(), Retry> {
+        let workflow = &resolved.workflow;
         let id = RunId::mint(&*self.ids);
         let fleet = self.fleet(workflow).await?;
         match plan_run(Scope { workflow, event, run: RunInfo { id, attempt: 1 } }, &fleet) {
-            Ok(Planned::Run(plan)) => {
+            Ok(Planned::Run(mut plan)) => {
+                if let Some(drift) = &resolved.drift {
+                    fail_all(&mut plan, drift);
+                    decision.notes.push(format!("{}: {drift}", workflow.name));
+                }
                 decision.notes.extend(plan.notes.iter().map(|note| format!("{}: {note}", workflow.name)));
                 decision.runs.push(self.maker().run(id, origin, workflow, event, kind, plan));
             }
@@ -287,10 +314,10 @@ impl Planner {
 
     /// Closes a decision: `processed` if any run was made or nothing was invalid.
     pub(crate) fn finish(&self, work: &Work, decision: Decision, status: Option<DeliveryStatus>) -> ProcessedDelivery {
-        let status = status.unwrap_or(if decision.runs.is_empty() && decision.invalid {
-            DeliveryStatus::WorkflowInvalid
-        } else {
-            DeliveryStatus::Processed
+        let status = status.unwrap_or(match (decision.runs.is_empty(), decision.corrupt, decision.invalid) {
+            (true, true, _) => DeliveryStatus::LockfileCorrupt,
+            (true, false, true) => DeliveryStatus::WorkflowInvalid,
+            _ => DeliveryStatus::Processed,
         });
         let note = (!decision.notes.is_empty()).then(|| decision.notes.join("; "));
         ProcessedDelivery {
@@ -340,12 +367,35 @@ pub(crate) fn left_out(workflow: &str) -> WorkflowDecision {
     WorkflowDecision { workflow: workflow.to_owned(), outcome: Outcome::NotMatched, triggers: Vec::new() }
 }
 
-fn no_workflows(files: &WorkflowFiles, sha: &str) -> String {
+/// Why nothing of a commit can run, whatever its workflows say; a note goes with it.
+fn nothing_to_run(
+    commit: &Commit,
+    files: &WorkflowFiles,
+    sha: &str,
+    decision: &mut Decision,
+) -> Option<DeliveryStatus> {
     let short = sha.get(..12).unwrap_or(sha);
-    if files.lock.is_some() {
-        format!("commit {short} has a lock document but no workflow files; lock documents alone are not read yet")
-    } else {
-        format!("no workflow files under .kici/workflows at commit {short}")
+    if commit.config.is_err() {
+        return Some(DeliveryStatus::WorkflowInvalid);
+    }
+    if commit.resolved.missing {
+        decision.notes.push(format!(
+            "commit {short} has no .kici/kici.lock.json and its config.yaml says `lock: required`; run `kici-admin \
+             workflow compile`"
+        ));
+        return Some(DeliveryStatus::LockfileMissing);
+    }
+    if files.files.is_empty() && commit.resolved.workflows.is_empty() && commit.resolved.corrupt.is_none() {
+        decision.notes.push(format!("no workflow files under .kici/workflows at commit {short}"));
+        return Some(DeliveryStatus::LockfileMissing);
+    }
+    None
+}
+
+/// A run whose definition is in doubt shows up and does nothing.
+fn fail_all(plan: &mut RunPlan, drift: &str) {
+    for job in &mut plan.jobs {
+        job.start = Start::Now(Activation::Fail { reason: FailureReason::LockDrift, message: drift.to_owned() });
     }
 }
 

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use kici_engine::compile::CompiledSet;
 use kici_engine::event::{Event, EventKind};
 use kici_engine::lock::Workflow;
+use kici_engine::repository::Resolved;
 use kici_engine::trigger::kind_name;
 use kici_forge::Forge;
 use kici_store::model::{DeliveryStatus, ProcessedDelivery, RegisteredWorkflow, Registration, RegistrationSet};
 
+use crate::compiled::Commit;
 use crate::planner::{Changed, Decision, Planner, Retry, Work, left_out, outcome};
 use crate::runs::{Origin, lock_form};
 use crate::sources::OpenSource;
@@ -20,8 +21,8 @@ pub(crate) fn is_default_branch_push(event: &Event) -> bool {
 }
 
 /// The registrations that the workflows of a commit make.
-pub(crate) fn set(source: &OpenSource, event: &Event, repo: &str, sha: &str, set: &CompiledSet) -> RegistrationSet {
-    let workflows = set.files.iter().flat_map(|(_, file)| &file.workflows).map(registered).collect();
+pub(crate) fn set(source: &OpenSource, event: &Event, repo: &str, sha: &str, commit: &Commit) -> RegistrationSet {
+    let workflows = registrable(commit);
     RegistrationSet {
         org: source.source.org.clone(),
         routing_key: source.source.routing_key(),
@@ -31,6 +32,12 @@ pub(crate) fn set(source: &OpenSource, event: &Event, repo: &str, sha: &str, set
         default_branch: event.default_branch.clone(),
         workflows,
     }
+}
+
+/// A workflow that its lock document and its file disagree on is not registered: the stored form could not say so.
+fn registrable(commit: &Commit) -> Vec<RegisteredWorkflow> {
+    let sound = commit.resolved.workflows.iter().filter(|resolved| resolved.drift.is_none());
+    sound.map(|resolved| registered(&resolved.workflow)).collect()
 }
 
 fn registered(workflow: &Workflow) -> RegisteredWorkflow {
@@ -136,7 +143,8 @@ impl Planner {
             ..self.origin(work, &open, event, &registration.repo, &sha)
         };
         let mut changed = Changed { forge: &*forge, event, files: None };
-        self.consider(decision, origin, &workflow, event, &mut changed).await
+        let resolved = Resolved { workflow, drift: None };
+        self.consider(decision, origin, &resolved, event, &mut changed).await
     }
 
     /// The source that a registration was read from; its credentials fetch the commit. None when it is gone.
@@ -169,9 +177,7 @@ impl Planner {
         let forge = self.sources.forge(source)?;
         let head = forge.head(repo, None).await?;
         let files = forge.workflows_at(repo, &head.sha).await?;
-        let compiled = kici_engine::compile::compile_set(&files.sources());
-        let workflows: Vec<RegisteredWorkflow> =
-            compiled.files.iter().flat_map(|(_, file)| &file.workflows).map(registered).collect();
+        let workflows = registrable(&self.commit(source, repo, &head.sha, &files));
         let count = workflows.len();
         self.store
             .registrations_replace(RegistrationSet {

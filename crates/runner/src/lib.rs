@@ -13,6 +13,7 @@ pub mod job;
 pub mod journal;
 pub mod key;
 pub mod lines;
+pub mod local;
 pub mod mask;
 pub mod outbox;
 pub mod ports;

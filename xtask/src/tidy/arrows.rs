@@ -9,7 +9,7 @@ use super::Tree;
 /// The layers, lowest first. Crates of one layer never import each other: the assembly passes a port.
 const LAYERS: [&[&str]; 7] = [
     &["engine"],
-    &["protocol"],
+    &["protocol", "convert"],
     &["forge", "access", "secrets", "blobs", "store", "containers", "sys", "telemetry"],
     &["approval", "scaler", "agent-packaging", "credential-helper", "runner"],
     &["events", "dispatch", "cluster"],
@@ -23,8 +23,8 @@ const NARROWED: [(&str, &[&str]); 5] = [
     ("orchestrator", &["engine", "sys", "telemetry", "control-plane"]),
     ("agent", &["engine", "protocol", "sys", "telemetry", "runner", "credential-helper", "agent-packaging"]),
     // The operator's program links no database.
-    ("admin", &["engine", "access", "sys", "api", "runner", "agent-packaging"]),
-    ("xtask", &["engine", "protocol", "access", "sys", "telemetry", "api"]),
+    ("admin", &["engine", "convert", "access", "sys", "forge", "api", "runner", "agent-packaging"]),
+    ("xtask", &["engine", "convert", "forge", "protocol", "access", "sys", "telemetry", "api"]),
 ];
 
 /// Who may import the store. Everyone else states what it needs as a port.

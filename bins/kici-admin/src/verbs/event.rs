@@ -232,7 +232,7 @@ fn mistakes(trace: &serde_json::Value) -> Vec<String> {
         .collect()
 }
 
-fn decision_lines(decision: &WorkflowDecision) -> String {
+pub(super) fn decision_lines(decision: &WorkflowDecision) -> String {
     let verdict = match &decision.outcome {
         Outcome::Matched { trigger, kind, note } => {
             let note = note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();

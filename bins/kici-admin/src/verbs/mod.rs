@@ -51,7 +51,7 @@ pub(crate) async fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Host(verb) => host::run(&context, verb).await,
         Command::Event(verb) => event::run(&context, verb).await,
         Command::Queue(verb) => queue::run(&context, verb).await,
-        Command::Workflow(verb) => workflow::run(&context, verb),
+        Command::Workflow(verb) => workflow::run(&context, verb).await,
         Command::Orchestrator(verb) => orchestrator::run(&context, verb).await,
         Command::Diagnose => diagnose::run(&context).await,
         Command::Completions { shell } => {

@@ -3,4 +3,5 @@
 mod github;
 mod hooks;
 mod intake;
+mod lock;
 mod world;

@@ -1,0 +1,355 @@
+//! A run without an orchestrator: the jobs of one workflow, one after the other, in a directory of this machine.
+//!
+//! The plan, the conditions, the needs and the steps are those of an orchestrator and its agents. What is missing: other
+//! machines (labels are rendered and not looked at), the checkout (steps work on the files as they are), and everything that
+//! outlives the program.
+
+mod board;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kici_engine::event::Event;
+use kici_engine::ids::{IdSource, JobId, RunId};
+use kici_engine::lock::Workflow;
+use kici_engine::plan::{self, JobRef, PlanError, Planned, RunInfo, Scope};
+use kici_engine::state::{FailureReason, JobStatus, RunStatus};
+use kici_engine::time::Clock;
+pub use kici_protocol::agent::StepKey;
+use kici_sys::process::ProcessId;
+use serde_json::Value as Json;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+pub use board::{Board, Entry};
+
+use crate::mask::Masker;
+use crate::ports::{Reporter, StepReport};
+use crate::spool::{Limits, Next, Spool};
+use crate::steps::environment::{HOST_VARIABLES, Variables};
+use crate::steps::{self, Outcome};
+use crate::stop::{Stop, strengthen};
+
+/// Log bytes of one job that wait for the screen before its commands are paused.
+const UNSHOWN_BYTES: u64 = 8 << 20;
+/// Log bytes that are shown at once.
+const SHOW_BYTES: usize = 256 << 10;
+
+/// Where and how jobs run.
+#[derive(Clone)]
+pub struct Settings {
+    /// The files: steps start here. A job without checkout gets an empty directory instead.
+    pub workspace: PathBuf,
+    /// A private, empty directory outside of it. The caller deletes it.
+    pub scratch: PathBuf,
+    /// Variables that steps inherit, see [`host_variables`].
+    pub host: Variables,
+    /// Now.
+    pub clock: Arc<dyn Clock>,
+    /// Fresh ids.
+    pub ids: Arc<dyn IdSource>,
+    /// Limit of a step that names none.
+    pub step_timeout: Duration,
+    /// Only this job and what it needs.
+    pub only: Option<String>,
+}
+
+/// Hears how a local run goes.
+pub trait Screen: Send + Sync {
+    /// A job starts.
+    fn job_starts(&self, job: &Entry);
+    /// A step has a new status.
+    fn step(&self, job: &str, report: &StepReport);
+    /// Finished, masked lines of a step: `<microseconds> <o|e|m> <text>\n` each.
+    fn lines(&self, job: &str, step: &StepKey, lines: &[u8]);
+    /// A job has ended.
+    fn job_ends(&self, job: &Entry, took: Duration);
+}
+
+/// How a local run ended.
+#[derive(Debug)]
+pub struct Summary {
+    /// Its status.
+    pub status: RunStatus,
+    /// Its jobs, in the order of the plan.
+    pub jobs: Vec<Ended>,
+}
+
+/// A job of a run that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// What became of it.
+    pub entry: Entry,
+    /// How long it ran; none when it did not start.
+    pub took: Option<Duration>,
+}
+
+/// Why there was no run.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The workflow cannot become a run.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The workflow's condition is false.
+    #[error("workflow `{workflow}` declines: {reason}")]
+    Declined {
+        /// Its name.
+        workflow: String,
+        /// Why.
+        reason: String,
+    },
+    /// `only` names no job.
+    #[error("{0}")]
+    NoSuchJob(String),
+    /// A directory or log of the run cannot be made.
+    #[error("{path}: {error}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// The variables of an environment that steps may see, as on an agent: a fixed list and the names of `pass`.
+pub fn host_variables(all: impl IntoIterator<Item = (String, String)>, pass: &[String]) -> Variables {
+    let allowed = |name: &String| HOST_VARIABLES.contains(&name.as_str()) || pass.contains(name);
+    all.into_iter().filter(|(name, _)| allowed(name) && !name.starts_with("KICI_")).collect()
+}
+
+/// Runs the jobs of `workflow` for `event`, one after the other. Told to stop, it ends the running job as an agent would and
+/// cancels the others.
+///
+/// # Errors
+/// [`LocalError`] when nothing was run, or when the disk fails in between.
+pub async fn run(
+    settings: &Settings,
+    workflow: &Workflow,
+    event: &Event,
+    screen: &dyn Screen,
+    stop: &watch::Receiver<Stop>,
+) -> Result<Summary, LocalError> {
+    let scope = Scope { workflow, event, run: RunInfo { id: RunId::mint(&*settings.ids), attempt: 1 } };
+    let plan = match plan::plan_run(scope)? {
+        Planned::Run(plan) => plan,
+        Planned::Declined { reason } => return Err(LocalError::Declined { workflow: workflow.name.clone(), reason }),
+    };
+    let limit = plan.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
+    let mut board = Board::new(scope, plan, settings.only.as_deref()).map_err(LocalError::NoSuchJob)?;
+    let mut took: BTreeMap<usize, Duration> = BTreeMap::new();
+    let (tell, mut told) = watch::channel(stop.borrow().clone());
+    while let Some(at) = board.next() {
+        if let Some((reason, message)) = stopping(&stop.borrow(), limit) {
+            board.stop(reason, &message);
+            break;
+        }
+        board.start(at);
+        screen.job_starts(&board.entries()[at]);
+        let start = Instant::now();
+        let job = Job { settings, scope, board: &board, at, screen };
+        let outcome = tokio::select! {
+            outcome = job.run(&mut told) => outcome?,
+            never = relay(stop.clone(), &tell, limit) => match never {},
+        };
+        board.finish(at, &outcome);
+        took.insert(at, start.elapsed());
+        screen.job_ends(&board.entries()[at], start.elapsed());
+    }
+    if let Some((reason, message)) = stopping(&stop.borrow(), None) {
+        board.stop(reason, &message);
+    }
+    let status = board.run_status();
+    let ended = |(at, entry): (usize, &Entry)| Ended { entry: entry.clone(), took: took.get(&at).copied() };
+    Ok(Summary { status, jobs: board.entries().iter().enumerate().map(ended).collect() })
+}
+
+/// Why no further job may start.
+fn stopping(stop: &Stop, limit: Option<Instant>) -> Option<(FailureReason, String)> {
+    match stop {
+        Stop::Graceful { reason, message, .. } | Stop::Force { reason, message } => Some((*reason, message.clone())),
+        Stop::Abandon { .. } => Some((FailureReason::CancelledByUser, "the run was given up".to_owned())),
+        Stop::Run if limit.is_some_and(|limit| limit <= Instant::now()) => Some(over_limit()),
+        Stop::Run => None,
+    }
+}
+
+fn over_limit() -> (FailureReason, String) {
+    (FailureReason::WorkflowTimeout, "the run took longer than its limit".to_owned())
+}
+
+/// Passes on what the run is told, and tells it that its time is up.
+async fn relay(
+    mut stop: watch::Receiver<Stop>,
+    tell: &watch::Sender<Stop>,
+    limit: Option<Instant>,
+) -> std::convert::Infallible {
+    let late = async {
+        match limit {
+            Some(limit) => sleep_until(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(late);
+    let (mut open, mut timed) = (true, false);
+    loop {
+        strengthen(tell, stop.borrow_and_update().clone());
+        tokio::select! {
+            changed = stop.changed(), if open => open = changed.is_ok(),
+            () = &mut late, if !timed => {
+                timed = true;
+                let (reason, message) = over_limit();
+                strengthen(tell, Stop::Graceful { reason, message, grace: DEFAULT_GRACE, more_steps: true });
+            }
+            else => std::future::pending().await,
+        }
+    }
+}
+
+/// From SIGTERM to SIGKILL where the job names no time.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+struct Job<'a> {
+    settings: &'a Settings,
+    scope: Scope<'a>,
+    board: &'a Board<'a>,
+    at: usize,
+    screen: &'a dyn Screen,
+}
+
+impl Job<'_> {
+    async fn run(&self, stop: &mut watch::Receiver<Stop>) -> Result<Outcome, LocalError> {
+        let dir = self.settings.scratch.join(format!("job-{}", self.at));
+        let io = |path: &Path, error: io::Error| LocalError::Io { path: path.to_owned(), error };
+        let job = match self.prepare(&dir) {
+            Ok(Ok(job)) => job,
+            Ok(Err(message)) => return Ok(Outcome::new(JobStatus::Failed, Some(FailureReason::ExprError), message)),
+            Err(error) => return Err(io(&dir, error)),
+        };
+        let show = Show {
+            job: &self.board.entries()[self.at].plan.name,
+            screen: self.screen,
+            spool: &job.spool,
+            turn: Mutex::new(()),
+        };
+        let work = async {
+            let outcome = steps::run(&job, &show, stop).await;
+            job.spool.close();
+            outcome
+        };
+        let (outcome, shown) = tokio::join!(work, show.follow());
+        shown.map_err(|error| io(&dir, error))?;
+        Ok(outcome)
+    }
+
+    /// The job as the engine of steps wants it; the inner error fails the job.
+    fn prepare(&self, dir: &Path) -> io::Result<Result<steps::Job, String>> {
+        let entry = &self.board.entries()[self.at];
+        let needs = self.board.needs_of(self.at);
+        let plan = &entry.plan;
+        let reference = JobRef { name: &plan.name, job_index: plan.job_index, matrix: &plan.matrix, needs: &needs };
+        let spec = match plan::job_spec(self.scope, reference) {
+            Ok(spec) => spec,
+            Err(message) => return Ok(Err(message)),
+        };
+        let definition = &self.scope.workflow.jobs[plan.job_index];
+        let scratch = dir.join("scratch");
+        std::fs::create_dir_all(&scratch)?;
+        let workspace = if definition.checkout.enabled {
+            self.settings.workspace.clone()
+        } else {
+            let empty = dir.join("workspace");
+            std::fs::create_dir_all(&empty)?;
+            empty
+        };
+        let text = |name: &str| spec.context.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
+        let mut job_facing = vec![
+            ("KICI_RUN_ID", self.scope.run.id.to_string()),
+            ("KICI_JOB_ID", JobId::mint(&*self.settings.ids).to_string()),
+            ("KICI_JOB_NAME", plan.name.clone()),
+            ("KICI_WORKFLOW", self.scope.workflow.name.clone()),
+            ("KICI_REF", text("ref")),
+            ("KICI_SHA", text("sha")),
+        ];
+        if let Some(event) = spec.context.get("event") {
+            let path = scratch.join("event.json");
+            std::fs::write(&path, serde_json::to_vec(event)?)?;
+            job_facing.push(("KICI_EVENT_PATH", path.display().to_string()));
+        }
+        let limits = Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES };
+        let spool = Spool::create(&dir.join("spool"), limits)?;
+        Ok(Ok(steps::Job {
+            workspace,
+            scratch,
+            host: self.settings.host.clone(),
+            job_facing,
+            agent: this_machine(),
+            masker: Arc::new(Masker::default()),
+            spool,
+            clock: Arc::clone(&self.settings.clock),
+            step_timeout: self.settings.step_timeout,
+            deadline: definition.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
+            spec,
+        }))
+    }
+}
+
+/// What expressions see as `agent`.
+fn this_machine() -> Json {
+    serde_json::json!({
+        "os": std::env::consts::OS,
+        "arch": std::env::consts::ARCH,
+        "host": kici_sys::host::hostname(),
+        "labels": [],
+    })
+}
+
+/// Shows a job's log as it grows; the screen stands in for the orchestrator that acknowledges it.
+struct Show<'a> {
+    job: &'a str,
+    screen: &'a dyn Screen,
+    spool: &'a Spool,
+    /// Two tasks show; the lines of a step must not change places.
+    turn: Mutex<()>,
+}
+
+impl Show<'_> {
+    async fn follow(&self) -> io::Result<()> {
+        while !self.drain()? {
+            self.spool.more().await;
+        }
+        Ok(())
+    }
+
+    /// Shows everything that is written by now; true when nothing will follow.
+    fn drain(&self) -> io::Result<bool> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match self.spool.next(SHOW_BYTES, u64::MAX)? {
+                Next::Data(key, offset, bytes) => {
+                    self.screen.lines(self.job, &key, &bytes);
+                    self.spool.ack(&key, offset + bytes.len() as u64, false);
+                }
+                Next::Seal(key, seal) => self.spool.ack(&key, seal.offset, true),
+                Next::Wait => return Ok(false),
+                Next::Done => return Ok(true),
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Reporter for Show<'_> {
+    async fn step(&self, report: StepReport) {
+        // The log of a step stands before its result; a disk that fails here fails the run in `follow`.
+        let _ = self.drain();
+        self.screen.step(self.job, &report);
+    }
+
+    fn tree(&self, _keeper: ProcessId) {}
+}

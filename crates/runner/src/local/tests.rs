@@ -1,0 +1,249 @@
+use kici_engine::compile::compile_file;
+use kici_engine::event::{EventKind, ForkState, Sender};
+use kici_engine::ids::IdSource;
+use kici_engine::time::{ManualClock, Ts};
+use tempfile::TempDir;
+
+use super::*;
+
+#[derive(Default)]
+struct Heard {
+    lines: Mutex<Vec<String>>,
+    /// Told to stop when a line with this text is seen.
+    trip: Option<(&'static str, watch::Sender<Stop>, Stop)>,
+}
+
+impl Heard {
+    fn say(&self, line: String) {
+        if let Some((text, tell, stop)) = &self.trip
+            && line.contains(text)
+        {
+            strengthen(tell, stop.clone());
+        }
+        self.lines.lock().expect("lock").push(line);
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.lines.lock().expect("lock").clone()
+    }
+}
+
+impl Screen for Heard {
+    fn job_starts(&self, job: &Entry) {
+        self.say(format!("+{}", job.plan.name));
+    }
+
+    fn step(&self, job: &str, report: &StepReport) {
+        if report.status.is_terminal() {
+            self.say(format!("{job}: {}", report.status));
+        }
+    }
+
+    fn lines(&self, job: &str, _step: &StepKey, lines: &[u8]) {
+        let text = String::from_utf8(lines.to_vec()).expect("UTF-8");
+        text.lines().for_each(|line| self.say(format!("{job}| {}", line.splitn(3, ' ').nth(2).expect("a line"))));
+    }
+
+    fn job_ends(&self, job: &Entry, _took: Duration) {
+        self.say(format!("-{} {}", job.plan.name, job.status));
+    }
+}
+
+struct Ids(std::sync::atomic::AtomicU64);
+
+impl IdSource for Ids {
+    fn uuid(&self) -> uuid::Uuid {
+        uuid::Uuid::from_u128(u128::from(self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst)))
+    }
+}
+
+fn event() -> Event {
+    Event {
+        kind: EventKind::Push,
+        raw_name: "push".into(),
+        action: None,
+        org: "default".into(),
+        routing_key: "local:test".into(),
+        provider: "local".into(),
+        source: "local".into(),
+        repo: Some("local/test".into()),
+        git_ref: Some("refs/heads/main".into()),
+        sha: Some("a".repeat(40)),
+        target_branch: Some("main".into()),
+        source_branch: None,
+        base_sha: None,
+        tag: None,
+        default_branch: Some("main".into()),
+        is_fork_pr: ForkState::No,
+        pr_number: None,
+        sender: Sender::default(),
+        commit_message: None,
+        inputs: BTreeMap::new(),
+        requested_workflow: None,
+        payload: Json::Null,
+        chain_depth: 0,
+    }
+}
+
+struct World {
+    dir: TempDir,
+    settings: Settings,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let workspace = dir.path().join("tree");
+        std::fs::create_dir_all(&workspace).expect("made");
+        let settings = Settings {
+            workspace,
+            scratch: dir.path().join("scratch"),
+            host: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
+            clock: Arc::new(ManualClock::new(Ts::from_micros(1))),
+            ids: Arc::new(Ids(1.into())),
+            step_timeout: Duration::from_secs(60),
+            only: None,
+        };
+        Self { dir, settings }
+    }
+
+    async fn run(&self, source: &str, heard: &Heard, stop: &watch::Receiver<Stop>) -> Result<Summary, LocalError> {
+        let compiled = compile_file("ci.yaml", source);
+        assert_eq!(compiled.diagnostics, []);
+        run(&self.settings, &compiled.workflows[0], &event(), heard, stop).await
+    }
+
+    async fn go(&self, source: &str, heard: &Heard) -> Result<Summary, LocalError> {
+        let (_tell, stop) = watch::channel(Stop::Run);
+        self.run(source, heard, &stop).await
+    }
+}
+
+fn statuses(summary: &Summary) -> Vec<String> {
+    summary.jobs.iter().map(|job| format!("{} {}", job.entry.plan.name, job.entry.status)).collect()
+}
+
+const CHAIN: &str = r#"
+name: chain
+on: push
+defaults: { runs_on: linux }
+jobs:
+  last:
+    needs: [{ job: test, when: always }, build]
+    env: { V: "${{ needs.build.outputs.v }}" }
+    checkout: false
+    run: echo "last $V $(ls | wc -l)"
+  build:
+    outputs: { v: "${{ steps.v.outputs.v }}" }
+    steps:
+      - { id: v, run: 'echo v=7 >> "$KICI_OUTPUT"; touch built' }
+  test:
+    needs: build
+    matrix: { n: [1, 2] }
+    run: test -e built; echo "test $MATRIX_N"; test "$MATRIX_N" = 1
+  never:
+    needs: test
+    run: echo never
+  off:
+    if: branch != 'main'
+    run: echo off
+"#;
+
+#[tokio::test]
+async fn jobs_run_in_the_order_of_their_needs_with_outputs_conditions_and_variants() {
+    let (world, heard) = (World::new(), Heard::default());
+    let summary = world.go(CHAIN, &heard).await.expect("a run");
+    assert_eq!(summary.status, RunStatus::Failed);
+    assert_eq!(
+        statuses(&summary),
+        ["last success", "build success", "test (1) success", "test (2) failed", "never skipped", "off skipped"]
+    );
+    let expected = [
+        "+build",
+        "build: success",
+        "-build success",
+        "+test (1)",
+        "test (1)| test 1",
+        "test (1): success",
+        "-test (1) success",
+        "+test (2)",
+        "test (2)| test 2",
+        "test (2)| exit code 1",
+        "test (2): failed",
+        "-test (2) failed",
+        "+last",
+        "last| last 7 0",
+        "last: success",
+        "-last success",
+    ];
+    assert_eq!(heard.all(), expected);
+    assert!(world.settings.workspace.join("built").exists(), "steps work on the tree itself");
+    assert!(summary.jobs[4].took.is_none() && summary.jobs[4].entry.message.starts_with("upstream_unmet: test"));
+}
+
+#[tokio::test]
+async fn one_job_brings_what_it_needs_and_nothing_else() {
+    let (mut world, heard) = (World::new(), Heard::default());
+    world.settings.only = Some("test".into());
+    let summary = world.go(CHAIN, &heard).await.expect("a run");
+    assert_eq!(statuses(&summary), ["build success", "test (1) success", "test (2) failed"]);
+    world.settings.only = Some("tset".into());
+    let error = world.go(CHAIN, &heard).await.expect_err("no such job").to_string();
+    assert_eq!(error, "there is no job `tset`; there are: build, last, never, off, test");
+}
+
+#[tokio::test]
+async fn fail_fast_cancels_the_variants_that_have_not_started() {
+    let (world, heard) = (World::new(), Heard::default());
+    let source = "on: push\njobs:\n  a:\n    runs_on: x\n    matrix: { n: [1, 2, 3] }\n    fail_fast: true\n    run: 'exit $MATRIX_N'\n";
+    let summary = world.go(source, &heard).await.expect("a run");
+    assert_eq!(statuses(&summary), ["a (1) failed", "a (2) cancelled", "a (3) cancelled"]);
+    assert_eq!(summary.jobs[1].entry.reason, Some(FailureReason::FailFast));
+    assert_eq!(summary.status, RunStatus::Failed);
+}
+
+#[tokio::test]
+async fn a_stop_ends_the_process_tree_and_cancels_the_rest() {
+    let world = World::new();
+    let (tell, stop) = watch::channel(Stop::Run);
+    let cancel = Stop::Graceful {
+        reason: FailureReason::CancelledByUser,
+        message: "interrupted".into(),
+        grace: Duration::from_secs(5),
+        more_steps: true,
+    };
+    let heard = Heard { trip: Some(("started", tell, cancel)), ..Heard::default() };
+    let source = "on: push\ndefaults: { runs_on: x }\njobs:\n  a:\n    steps:\n      - |\n        setsid sleep 1000 &\n        echo $! > pid\n        echo started\n        sleep 1000\n      - { if: 'always()', run: echo cleanup }\n  b: { run: 'true' }\n";
+    let summary = world.run(source, &heard, &stop).await.expect("a run");
+    assert_eq!(statuses(&summary), ["a cancelled", "b cancelled"]);
+    assert_eq!(summary.status, RunStatus::Cancelled);
+    assert!(heard.all().contains(&"a| cleanup".to_owned()), "{:?}", heard.all());
+    let pid = std::fs::read_to_string(world.settings.workspace.join("pid")).expect("a pid");
+    assert!(!Path::new("/proc").join(pid.trim()).exists(), "what left its session was ended too");
+}
+
+#[tokio::test]
+async fn the_limit_of_the_workflow_fails_the_running_job() {
+    let (world, heard) = (World::new(), Heard::default());
+    let source = "on: push\ntimeout: 1s\ndefaults: { runs_on: x }\njobs:\n  a: { run: sleep 1000 }\n  b: { needs: a, run: 'true' }\n";
+    let summary = world.go(source, &heard).await.expect("a run");
+    assert_eq!(summary.status, RunStatus::Failed);
+    assert_eq!(summary.jobs[0].entry.reason, Some(FailureReason::WorkflowTimeout));
+}
+
+#[tokio::test]
+async fn a_workflow_that_declines_is_no_run() {
+    let (world, heard) = (World::new(), Heard::default());
+    let source = "on: push\nif: branch == 'x'\njobs:\n  a: { runs_on: x, run: 'true' }\n";
+    let error = world.go(source, &heard).await.expect_err("no run");
+    assert!(matches!(error, LocalError::Declined { .. }) && heard.all().is_empty());
+    assert!(!world.dir.path().join("scratch").exists());
+}
+
+#[test]
+fn only_listed_variables_of_the_host_are_passed_on() {
+    let all = [("PATH", "p"), ("CARGO_HOME", "c"), ("AWS_SECRET", "s"), ("KICI_X", "k")];
+    let all = all.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let passed = host_variables(all, &["CARGO_HOME".into(), "KICI_X".into()]);
+    assert_eq!(passed.keys().collect::<Vec<_>>(), ["CARGO_HOME", "PATH"]);
+}
