@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod chaos;
 mod ci;
 mod dev;
 mod generated;
@@ -39,6 +40,8 @@ enum Task {
     Tidy,
     /// Measures speed and size of release builds on both databases
     Bench(bench::Options),
+    /// Kills, freezes and cuts off the programs of an installation under load, and checks that no job is lost or run twice
+    Chaos(chaos::Options),
     /// Writes the generated files anew
     Gen,
 }
@@ -61,6 +64,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Test { arguments } => test::run(&workspace, &arguments)?,
         Task::Tidy => tidy::run(&workspace)?,
         Task::Bench(options) => bench::run(&workspace, &options)?,
+        Task::Chaos(options) => return chaos::run(&workspace, &options),
         Task::Gen => generated::write(&workspace)?,
     }
     Ok(ExitCode::SUCCESS)
