@@ -11,7 +11,6 @@ use kici_store::model::{AgentType, FailRequest, HeldJob, QueueRow, RequeueFrom};
 
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
-use crate::timers::CANCEL_SLACK;
 
 /// Rows handled in one activation.
 const BATCH: u32 = 100;
@@ -40,6 +39,7 @@ enum Sweep {
     JobTimeouts,
     RunDeadlines,
     StuckCancels,
+    IdleRuns,
     Routing,
     SilentSessions,
     Tokens,
@@ -65,6 +65,7 @@ impl Reconciler for Entry {
             Sweep::JobTimeouts => "dispatch_job_timeouts",
             Sweep::RunDeadlines => "dispatch_run_deadlines",
             Sweep::StuckCancels => "dispatch_stuck_cancels",
+            Sweep::IdleRuns => "dispatch_idle_runs",
             Sweep::Routing => "dispatch_routing",
             Sweep::SilentSessions => "dispatch_silent_sessions",
             Sweep::Tokens => "dispatch_tokens",
@@ -80,12 +81,20 @@ impl Reconciler for Entry {
             Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::SilentSessions => 10,
             Sweep::Routing => return (grace / 4).clamp(Duration::from_secs(5), Duration::from_secs(30)),
             Sweep::JobTimeouts => 15,
-            Sweep::ExpiredPending | Sweep::Unstarted | Sweep::Stale | Sweep::Tokens | Sweep::Beats => 60,
+            Sweep::ExpiredPending
+            | Sweep::Unstarted
+            | Sweep::Stale
+            | Sweep::IdleRuns
+            | Sweep::Tokens
+            | Sweep::Beats => 60,
         })
     }
 
     fn leader_only(&self) -> bool {
-        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels)
+        matches!(
+            self.sweep,
+            Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::IdleRuns
+        )
     }
 
     async fn run(&self) -> Result<u64, DispatchError> {
@@ -100,6 +109,7 @@ impl Reconciler for Entry {
             Sweep::JobTimeouts => d.sweep_job_timeouts().await,
             Sweep::RunDeadlines => d.sweep_run_deadlines().await,
             Sweep::StuckCancels => d.sweep_cancels().await,
+            Sweep::IdleRuns => d.sweep_idle_runs().await,
             Sweep::Routing => d.probe_routing().await,
             Sweep::SilentSessions => Ok(d.sweep_silent()),
             Sweep::Tokens => d.sweep_tokens().await,
@@ -122,6 +132,7 @@ impl Dispatcher {
             Sweep::JobTimeouts,
             Sweep::RunDeadlines,
             Sweep::StuckCancels,
+            Sweep::IdleRuns,
             Sweep::Routing,
             Sweep::SilentSessions,
             Sweep::Tokens,
@@ -219,7 +230,7 @@ impl Dispatcher {
 
     /// The backstop of the agents' own job time-outs.
     async fn sweep_job_timeouts(self: &Arc<Self>) -> Result<u64, DispatchError> {
-        let slack = self.config.max_grace + CANCEL_SLACK;
+        let slack = self.config.max_grace + self.config.cancel_slack;
         let jobs = self.store.jobs_past_timeout(slack, BATCH).await?;
         let count = jobs.len() as u64;
         for held in jobs {
@@ -261,6 +272,20 @@ impl Dispatcher {
             }
         }
         Ok(runs.len() as u64)
+    }
+
+    /// The backstop of everything that happens when a job ends: open runs in which nothing is handed out, waits for an
+    /// agent or is held. Each change of a job settles its run in the same transaction, so there is nothing to find.
+    async fn sweep_idle_runs(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let before = self.clock.now().minus(self.config.stale_after);
+        let mut changed = 0;
+        for run in self.store.runs_idle(before, BATCH).await? {
+            let Some(effects) = self.store.run_unstick(run, self.activate()).await? else { continue };
+            tracing::error!(%run, status = %effects.run.status, "a run stood still and goes on; please report this");
+            self.apply_effects(&effects);
+            changed += 1;
+        }
+        Ok(changed)
     }
 
     fn sweep_silent(&self) -> u64 {

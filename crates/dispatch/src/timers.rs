@@ -20,8 +20,6 @@ pub(crate) const SAVE_ACK_AFTER: Duration = Duration::from_millis(50);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How long a result may stay in an agent's outbox after it registered.
 pub(crate) const OUTBOX_GRACE: Duration = Duration::from_secs(30);
-/// What a cancelled job may take beyond its grace before it is ended here.
-pub(crate) const CANCEL_SLACK: Duration = Duration::from_secs(30);
 
 /// One deadline, nearly always of one delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -146,7 +146,7 @@ fn outcome(job: &Job, marks: &[&Mark], excuses: &Excuses, verdict: &mut Verdict)
             let why = if marks.is_empty() { "although all that it needs succeeded" } else { "although it ran" };
             verdict.problem(job, format!("it was skipped {why}"));
         }
-        JobStatus::Failed if excused(job, excuses) => verdict.excused += 1,
+        status if status.is_failure() && excused(job, excuses) => verdict.excused += 1,
         status if status.is_terminal() => {
             verdict.lost += 1;
             verdict.problem(job, format!("it ended as {status} for no good reason: {:?}", job.failure));

@@ -1,8 +1,10 @@
 //! Sessions of agents against a dispatcher over a real store: the acceptance list of dispatch, by number.
 
+mod crashes;
 mod ending;
 mod handover;
 mod registration;
+mod siblings;
 mod support;
 
 use kici_protocol::agent::FrameNack;

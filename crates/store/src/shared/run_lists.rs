@@ -113,6 +113,20 @@ pub(crate) async fn runs_open(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<V
     Ok(ids.into_iter().map(Into::into).collect())
 }
 
+pub(crate) async fn runs_idle(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<Vec<RunId>, StoreError> {
+    let rows = dispatch_queue::table.filter(dispatch_queue::run_id.eq(runs::id)).filter(super::queue::is_open());
+    let ids: Vec<DbId> = runs::table
+        .filter(is_open())
+        .filter(runs::created_at.lt(DbTs::from(*before)))
+        .filter(diesel::dsl::not(diesel::dsl::exists(rows)))
+        .order((runs::created_at, runs::id))
+        .limit(i64::from(*limit))
+        .select(runs::id)
+        .load(conn)
+        .await?;
+    Ok(ids.into_iter().map(Into::into).collect())
+}
+
 pub(crate) async fn runs_past_deadline(conn: &mut Conn, ctx: &Ctx, limit: &u32) -> Result<Vec<RunId>, StoreError> {
     let ids: Vec<DbId> = runs::table
         .filter(is_open())
