@@ -164,6 +164,8 @@ impl Background {
 
     async fn move_payloads(&self) -> Result<u64, String> {
         let moved = self.payloads.move_finished(self.event_log.max_payload_bytes, PAYLOAD_BATCH).await;
-        moved.map(|count| count as u64).map_err(|problem| format!("bodies of deliveries stay in the database for now: {problem}"))
+        moved
+            .map(|count| count as u64)
+            .map_err(|problem| format!("bodies of deliveries stay in the database for now: {problem}"))
     }
 }

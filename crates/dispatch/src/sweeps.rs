@@ -91,10 +91,7 @@ impl Reconciler for Entry {
     }
 
     fn leader_only(&self) -> bool {
-        matches!(
-            self.sweep,
-            Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::IdleRuns
-        )
+        matches!(self.sweep, Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::IdleRuns)
     }
 
     async fn run(&self) -> Result<u64, DispatchError> {

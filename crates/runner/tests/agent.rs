@@ -312,7 +312,10 @@ async fn complaint_16_a_cancelled_step_gets_term_and_its_grace_to_clean_up() {
     let running_agent = agent(&fake, &[]).await;
     let job = job(2, 1);
     let cleaned = running_agent.dir.path().join("cleaned");
-    let text = format!("trap 'sleep 0.3; echo done > {}; exit 1' TERM; echo up; while :; do sleep 0.05; done", cleaned.display());
+    let text = format!(
+        "trap 'sleep 0.3; echo done > {}; exit 1' TERM; echo up; while :; do sleep 0.05; done",
+        cleaned.display()
+    );
     fake.send(Down::JobOffer(offer(&job, vec![script(&text)]))).await;
     fake.logged(&job, "step-0-0", " o up").await;
     let reason = "cancelled_by_user".to_owned();

@@ -11,6 +11,8 @@ mod server;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use diesel::SqliteConnection;
+use diesel::connection::{Connection as _, SimpleConnection as _};
 use kici_engine::ids::{AgentId, IdSource, InstanceId};
 use kici_engine::time::{Clock, ManualClock, Ts};
 use uuid::Uuid;
@@ -91,6 +93,16 @@ impl TestStore {
     /// The same database for the next process, after the store of the last one was closed.
     pub async fn reopened(&self) -> Store {
         Store::open(config(&self.url, "node-1", self.clock.clone())).await.expect("the store opens again")
+    }
+
+    /// Runs a statement of a test's own, for rows that no operation makes.
+    pub async fn sql(&self, text: &str) {
+        if let Some(path) = self.url.strip_prefix("sqlite:") {
+            let mut conn = SqliteConnection::establish(path).expect("the file opens");
+            conn.batch_execute(text).expect("the statement runs");
+        } else {
+            server::execute_in(&self.url, text).await;
+        }
     }
 
     /// The address of the database.

@@ -81,5 +81,7 @@ pub(crate) fn programs() -> Option<PathBuf> {
     let debian = versions.into_iter().flatten().flatten().map(|version| version.path().join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    debian.chain(path).filter(|folder| folder.join("initdb").is_file()).max()
+    let whole = |folder: &PathBuf| ["initdb", "postgres", "pg_isready"].iter().all(|name| folder.join(name).is_file());
+    // A path may hold links to some of the programs only.
+    debian.filter(whole).max().or_else(|| path.into_iter().find(whole))
 }

@@ -144,13 +144,16 @@ async fn survive(
     let faults = plan::plan(seed, length.mul_f64(CALM), agents, with_postgres);
     let (kills, freezes, cuts) = count(&faults);
     let start = Instant::now();
-    let (accepted, ()) =
-        tokio::try_join!(load.send(&site, start, length.mul_f64(CALM)), site.suffer(faults, start))?;
+    let (accepted, ()) = tokio::try_join!(load.send(&site, start, length.mul_f64(CALM)), site.suffer(faults, start))?;
     eprintln!("{:7.2} s  the faults are over", start.elapsed().as_secs_f64());
     // What is lost now is decided within the recovery window; then the rest of the work is done undisturbed.
     let limit = RECOVERY * 3 + Duration::from_secs(60) + length / 2;
     let quiet = collect::quiet(&site.server, &accepted, limit).await;
-    eprintln!("{:7.2} s  {}", start.elapsed().as_secs_f64(), if quiet { "all has ended" } else { "some have not ended" });
+    eprintln!(
+        "{:7.2} s  {}",
+        start.elapsed().as_secs_f64(),
+        if quiet { "all has ended" } else { "some have not ended" }
+    );
     let collected = collect::collect(&site, &accepted).await.context("the end")?;
     let mut verdict = judge::judge(&collected.jobs, &collect::marks(directory)?, &collect::excuses(&site));
     verdict.lost += collected.missing;

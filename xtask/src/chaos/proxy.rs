@@ -92,7 +92,8 @@ async fn pass(
     let mut buffer = vec![0; CHUNK];
     loop {
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
-        if let Some(Weather::Delay(late)) = *weather.borrow() {
+        let now = *weather.borrow();
+        if let Some(Weather::Delay(late)) = now {
             tokio::time::sleep(late.min(Duration::from_secs(1))).await;
         }
         if weather.wait_for(|weather| *weather != Some(stall)).await.is_err() {

@@ -28,7 +28,6 @@ pub(super) const RECOVERY: Duration = Duration::from_secs(30);
 
 /// Where everything of one run lies.
 pub(super) struct Site {
-    pub(super) directory: PathBuf,
     pub(super) server: Server,
     pub(super) source: String,
     pub(super) sha: String,
@@ -61,7 +60,6 @@ impl Site {
         let sha = repo.head()?.0.after;
         let token = server.agent_token(&directory.join("agent-token")).await?;
         let mut site = Self {
-            directory: directory.to_owned(),
             server,
             source,
             sha,

@@ -99,7 +99,8 @@ async fn scenario(database: Database, write: usize) -> Option<Ended> {
     let mut robots = ["a1", "a2"].map(|id| Robot::new(id, Arc::clone(&ledger)));
     stored.store.death().behind(write);
 
-    let before = live(&world, &mut robots, cancelled, &endless, &[run, cancelled]);
+    let runs = [run, cancelled];
+    let before = live(&world, &mut robots, cancelled, &endless, &runs);
     let outlived = tokio::select! {
         () = before => true,
         () = stored.store.death().came() => false,
@@ -110,7 +111,7 @@ async fn scenario(database: Database, write: usize) -> Option<Ended> {
         stored.store.close().await;
         let store = stored.reopened().await;
         let next = World::on(store, config, stored.clock.clone(), ids).await;
-        live(&next, &mut robots, cancelled, &endless, &[run, cancelled]).await;
+        live(&next, &mut robots, cancelled, &endless, &runs).await;
         check(&next, &ledger, &jobs, &endless, write, death).await;
         next.dispatcher.stop().await;
         next.store.close().await;
@@ -134,7 +135,12 @@ async fn live(world: &World, robots: &mut [Robot; 2], cancelled: RunId, endless:
     };
     let cancel = async {
         loop {
-            if world.store.job_get(endless[0]).await.is_ok_and(|job| job.is_some_and(|j| j.status == JobStatus::Running)) {
+            if world
+                .store
+                .job_get(endless[0])
+                .await
+                .is_ok_and(|job| job.is_some_and(|j| j.status == JobStatus::Running))
+            {
                 let reason = FailureReason::CancelledByUser;
                 let _ = world.dispatcher.cancel_run(cancelled, "user ann", reason, false).await;
             }

@@ -424,3 +424,49 @@ async fn complaint_15_a_cancel_ends_the_run_though_the_agent_is_frozen_or_still_
     )
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_25_rows_of_an_older_version_are_neither_taken_over_nor_lost() {
+    kici_store::testing::TestStore::each(async |stored: kici_store::testing::TestStore| {
+        let _clock = keep_time(stored.clock.clone());
+        let ids = std::sync::Arc::new(kici_store::testing::TestIds);
+        let mut settings = config("node-1");
+        settings.stale_after = Duration::from_millis(1_500);
+        let world = World::on(stored.store.clone(), settings, stored.clock.clone(), ids).await;
+        let mut agent = Agent::connect(&world, "a1").await;
+        let mut second = Agent::connect(&world, "a2").await;
+        let (_, started) = world.create(&[job("build")]).await;
+        let running = tokio::select! { offer = agent.offer() => offer, offer = second.offer() => offer }.job.unwrap();
+        let (mut holder, mut other) = if world.row(started[0]).await.agent_id == Some(agent.agent_id()) {
+            (agent, second)
+        } else {
+            (second, agent)
+        };
+        assert!(holder.begin(&running).await);
+        let (run, unstarted) = world.create(&[job("build")]).await;
+        other.offer().await;
+        stored.sql("UPDATE dispatch_queue SET owner_instance_id = NULL, dispatched_at = NULL").await;
+        // A start takes rows of its own and of dead instances only: these are nobody's.
+        let world = world.restarted().await;
+        for id in [started[0], unstarted[0]] {
+            assert_eq!(world.row(id).await.status, QueueStatus::Dispatched);
+        }
+        // The agent that comes back has its job; the one that does not is found by its silence.
+        let id = holder.id.clone();
+        let back = Register { in_flight_jobs: vec![held(&running, true)], ..register(&id, &["default"]) };
+        let mut holder = Agent::with(&world, back, "").await.unwrap();
+        assert_eq!(holder.ack.job_verdicts[0].verdict(), Verdict::Resume);
+        let done = holder.update(&running, "success", "").await;
+        holder.settled(done).await;
+        tokio::time::sleep(Duration::from_millis(1_600)).await;
+        world.sweep("dispatch_unstarted").await;
+        let again = holder.offer().await.job.unwrap();
+        assert_eq!(job_ref(&again).job_id, unstarted[0]);
+        assert!(holder.begin(&again).await);
+        let done = holder.update(&again, "success", "").await;
+        holder.settled(done).await;
+        world.until_run(run, RunStatus::Success).await;
+        world.dispatcher.stop().await;
+    })
+    .await;
+}

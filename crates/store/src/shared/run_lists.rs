@@ -176,7 +176,7 @@ pub(crate) async fn jobs_stale(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u3
         .inner_join(jobs::table)
         .filter(is_held())
         .filter(jobs::status.eq_any(running))
-        .filter(jobs::started_at.lt(before))
+        .filter(jobs::started_at.lt(before).or(jobs::started_at.is_null().and(jobs::created_at.lt(before))))
         .filter(jobs::last_heartbeat_at.lt(before).or(jobs::last_heartbeat_at.is_null()))
         .limit(i64::from(*limit))
         .select((

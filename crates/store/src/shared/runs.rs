@@ -453,7 +453,8 @@ pub(crate) async fn run_unstick(
     settle::finish_advance(conn, ctx, &mut state, Some(&**activate)).await?;
     state.fail_unreachable(ctx.now)?;
     let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
-    Ok((effects.run_finished || !effects.newly_queued.is_empty() || !effects.finished_jobs.is_empty()).then_some(effects))
+    Ok((effects.run_finished || !effects.newly_queued.is_empty() || !effects.finished_jobs.is_empty())
+        .then_some(effects))
 }
 
 pub(crate) async fn run_cancel(
