@@ -57,6 +57,8 @@ impl Agent {
             protocol_version: PROTOCOL_VERSION,
             hostname: "bench".into(),
             cpu_count: 1,
+            // The repository is a directory, so only agents of this machine are given its jobs.
+            machine_id: kici_sys::host::machine_id().unwrap_or_default(),
             ..Register::default()
         };
         frames.send(AgentFrame { seq: 1, frame: Some(Frame::Register(register)) }).await?;

@@ -120,16 +120,21 @@ async fn round_of_jobs(
 /// The real agent: from a webhook to the first instruction of a step, and to the end of a job with a checkout.
 pub(crate) async fn real(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
     let agent = node.agent().await?;
+    let mut planned = Samples::default();
+    let mut granted = Samples::default();
     let mut first = Samples::default();
     let mut whole = Samples::default();
     for round in 0..effort.of(220) {
         let (received, detail) = end_to_end(node, Work::FirstInstruction).await?;
-        let at = detail.jobs.first().and_then(|job| job.outputs.get("at")).context("the step said no time")?;
+        let job = detail.jobs.first().context("the run has no job")?;
+        let at = job.outputs.get("at").context("the step said no time")?;
         let (seconds, micros) = at.split_once('.').context("the step said something else than a time")?;
         let at = Ts::from_micros(seconds.parse::<i64>()? * 1_000_000 + micros.parse::<i64>()?);
         let (received_too, trivial) = end_to_end(node, Work::Trivial).await?;
         // The first rounds start the agent and fill caches.
         if round >= effort.of(20) {
+            planned.add(job.ready_at.context("the job was never ready")?.since(received));
+            granted.add(job.started_at.context("the job never started")?.since(received));
             first.add(at.since(received));
             whole.add(trivial.run.finished_at.context("the run has no end")?.since(received_too));
         }
@@ -137,6 +142,8 @@ pub(crate) async fn real(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
     let idle = idle(&agent).await?;
     agent.stop().await?;
     Ok(vec![
+        ("planned_p50_ms", planned.percentile(50)),
+        ("granted_p50_ms", granted.percentile(50)),
         ("first_instruction_p50_ms", first.percentile(50)),
         ("first_instruction_p99_ms", first.percentile(99)),
         ("trivial_job_p50_ms", whole.percentile(50)),

@@ -27,11 +27,13 @@ use crate::dev::{server, stack};
 use crate::workspace::Workspace;
 
 /// A row of the result: the key, what it is, and the goal with its direction.
-const ROWS: [(&str, &str, &str); 16] = [
+const ROWS: [(&str, &str, &str); 18] = [
     ("accept_p50_ms", "webhook accepted at 50/s, p50 (ms)", "<= 5"),
     ("accept_p99_ms", "webhook accepted at 50/s, p99 (ms)", "<= 25"),
     ("offer_p50_ms", "webhook to offer at the agent, p50 (ms)", ""),
     ("offer_p99_ms", "webhook to offer at the agent, p99 (ms)", ""),
+    ("planned_p50_ms", "webhook to planned run, p50 (ms)", ""),
+    ("granted_p50_ms", "webhook to start permit, p50 (ms)", ""),
     ("first_instruction_p50_ms", "webhook to first instruction, p50 (ms)", "<= 8"),
     ("first_instruction_p99_ms", "webhook to first instruction, p99 (ms)", "<= 30"),
     ("trivial_job_p50_ms", "trivial job with checkout, p50 (ms)", "<= 50"),
