@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kici_engine::state::{FailureReason, QueueStatus};
 use kici_protocol::close::CloseReason;
-use kici_store::model::{AgentType, FailRequest, HeldJob, QueueRow, RequeueFrom};
+use kici_store::model::{AgentType, FailRequest, HeldJob, JobRef, QueueRow, RequeueFrom};
 
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
@@ -154,8 +154,7 @@ impl Dispatcher {
             if self.requeue_quietly(job, RequeueFrom::AwaitingAck(agent.clone()), &why, "ack_timeout").await {
                 changed += 1;
                 if let Some(local) = self.registry.agent(&agent) {
-                    self.registry.untrack_of(&agent, job, false);
-                    self.close_session(local.session_id, CloseReason::DispatchAckTimeout, &why).await;
+                    self.close_session(local.session_id, CloseReason::DispatchAckTimeout, &why, job).await;
                 }
             }
         }
@@ -353,10 +352,11 @@ impl Dispatcher {
         session: kici_engine::ids::SessionId,
         reason: CloseReason,
         message: &str,
+        undone: JobRef,
     ) {
         if let Some(link) = self.registry.link(session) {
             link.close(reason, message);
         }
-        self.session_over(session).await;
+        self.session_over(session, Some(undone)).await;
     }
 }

@@ -126,9 +126,9 @@ impl Dispatcher {
         }
         let in_a_row = self.registry.ack_timed_out(&identity.agent_id);
         tracing::warn!(agent = %identity.agent_id, job = %job.job_id, in_a_row, "an offer was not answered in time");
-        self.registry.untrack_of(&identity.agent_id, job, false);
+        // Its slot stays taken until it has left: freed before, it would be filled at once.
         link.close(CloseReason::DispatchAckTimeout, format!("the offer of {} was not answered", job.job_id));
-        self.session_over(link.session_id()).await;
+        self.session_over(link.session_id(), Some(job)).await;
         self.wake();
     }
 

@@ -444,7 +444,10 @@ async fn acceptance_25_rows_of_an_older_version_are_neither_taken_over_nor_lost(
         };
         assert!(holder.begin(&running).await);
         let (run, unstarted) = world.create(&[job("build")]).await;
-        other.offer().await;
+        let taken = other.offer().await.job.unwrap();
+        let taken = other.accept(&taken).await;
+        other.settled(taken).await;
+        world.wait(async || world.row(unstarted[0]).await.acked_at).await;
         stored.sql("UPDATE dispatch_queue SET owner_instance_id = NULL, dispatched_at = NULL").await;
         // A start takes rows of its own and of dead instances only: these are nobody's.
         let world = world.restarted().await;

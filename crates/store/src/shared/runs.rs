@@ -450,7 +450,7 @@ pub(crate) async fn run_unstick(
     if state.run.status.is_terminal() || !state.open.is_empty() {
         return Ok(None);
     }
-    settle::finish_advance(conn, ctx, &mut state, Some(&**activate)).await?;
+    settle::advance_fully(conn, ctx, &mut state, Some(&**activate)).await?;
     state.fail_unreachable(ctx.now)?;
     let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
     Ok((effects.run_finished || !effects.newly_queued.is_empty() || !effects.finished_jobs.is_empty())

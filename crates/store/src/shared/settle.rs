@@ -109,13 +109,24 @@ pub(crate) async fn finish_advance(
     state: &mut RunState,
     activate: Option<&dyn Activate>,
 ) -> Result<(), StoreError> {
+    advance_fully(conn, ctx, state, activate).await?;
+    state.conclude(ctx.now);
+    Ok(())
+}
+
+/// As [`finish_advance`], without bringing the run's own columns up to date.
+pub(crate) async fn advance_fully(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    state: &mut RunState,
+    activate: Option<&dyn Activate>,
+) -> Result<(), StoreError> {
     let mut lock: Option<Arc<Vec<u8>>> = None;
     while state.advance(ctx.now, activate, lock.as_ref())? == Advanced::WantsLock {
         let digest = state.run.lock_digest.clone();
         let body = lock_body(conn, ctx, &digest).await?.ok_or(StoreError::NotFound { what: "lock document" })?;
         lock = Some(body);
     }
-    state.conclude(ctx.now);
     Ok(())
 }
 
