@@ -91,6 +91,8 @@ async fn scenario(database: Database, write: usize) -> Option<Ended> {
     let mut config = config("node-1");
     config.ownership_timeout = Duration::from_millis(500);
     config.stale_after = Duration::from_secs(2);
+    // Sessions of the robots break several times in a row, with offers under way: each is an undone delivery.
+    config.max_attempts = 50;
     let ids = Arc::new(TestIds);
     let world = World::on(stored.store.clone(), config.clone(), stored.clock.clone(), ids.clone()).await;
     let (run, jobs) = world.create(&JOBS).await;
