@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod chaos;
 mod ci;
 mod dev;
 mod fuzz;
@@ -42,6 +43,8 @@ enum Task {
     Bench(bench::Options),
     /// Feeds damaged input to what reads files and messages of strangers
     Fuzz(fuzz::Options),
+    /// Kills, freezes and cuts off the programs of an installation under load, and checks that no job is lost or run twice
+    Chaos(chaos::Options),
     /// Writes the generated files anew
     Gen,
 }
@@ -65,6 +68,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Tidy => tidy::run(&workspace)?,
         Task::Bench(options) => bench::run(&workspace, &options)?,
         Task::Fuzz(options) => fuzz::run(&workspace, &options)?,
+        Task::Chaos(options) => return chaos::run(&workspace, &options),
         Task::Gen => generated::write(&workspace)?,
     }
     Ok(ExitCode::SUCCESS)

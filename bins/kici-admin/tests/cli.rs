@@ -295,6 +295,15 @@ async fn a_drain_that_does_not_end_says_how_to_undo_it() {
 }
 
 #[tokio::test]
+async fn the_status_shows_background_work_that_failed_and_why() {
+    let server = serve().await;
+    let shown = server.run("orchestrator status").await.ok();
+    for text in ["leader", "sweep", "failed", "no database", "10 s"] {
+        assert!(shown.contains(text), "{text}: {shown}");
+    }
+}
+
+#[tokio::test]
 async fn workflows_are_checked_without_a_server() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join(".kici/workflows");

@@ -101,6 +101,31 @@ async fn a_killed_agent_leaves_nothing_behind_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_agent_says_nothing_of_a_job_that_had_not_started_so_that_it_is_handed_out_again() {
+    let fake = Fake::start();
+    fake.shared.grants.store(false, Ordering::SeqCst);
+    let state = tempfile::tempdir().expect("a directory");
+    let mut agent = start(&fake, state.path());
+    fake.registered().await;
+    let job = job(2, 1);
+    fake.send(Down::JobOffer(offer(&job, vec![script("echo hi")]))).await;
+    let asks = |frame: &fake::Frame| match frame {
+        fake::Frame::JobUpdate(update) if update.state == "running" => Some(()),
+        _ => None,
+    };
+    fake.next("the question whether it may start", asks).await;
+    agent.kill();
+    let _agent = start(&fake, state.path());
+    let register = fake.registered().await;
+    assert_eq!((register.in_flight_jobs.len(), register.outbox_pending.len()), (0, 0));
+    // It takes the job again, under the next epoch.
+    fake.shared.grants.store(true, Ordering::SeqCst);
+    let again = kici_protocol::common::JobRef { dispatch_epoch: 2, ..job };
+    fake.send(Down::JobOffer(offer(&again, vec![script("echo hi")]))).await;
+    assert_eq!(fake.result(&again).await.state, "success");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_agents_do_not_share_a_state_directory() {
     let fake = Fake::start();
     let state = tempfile::tempdir().expect("a directory");

@@ -19,7 +19,7 @@ use crate::dto::runs::{
     CancelAccepted, CancelRun, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
 };
 use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceView, TriggerSource};
-use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, Ready};
+use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, OrchestratorStatus, Ready};
 use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
 };
@@ -293,6 +293,9 @@ pub trait System: Send + Sync {
 
     /// Starts or ends the drain; doing so twice is no error.
     async fn drain(&self, caller: &Caller, request: &Drain) -> Answer<DrainState>;
+
+    /// How it and its background work are. No I/O.
+    async fn status(&self, caller: &Caller) -> Answer<OrchestratorStatus>;
 
     /// Runs the checks, each for at most 5 s.
     async fn diagnose(&self, caller: &Caller) -> Answer<Diagnosis>;

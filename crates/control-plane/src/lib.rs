@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod adapters;
+mod background;
 mod clones;
 pub mod config;
 pub mod data_dir;

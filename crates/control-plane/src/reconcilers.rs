@@ -1,20 +1,20 @@
 //! Background work of the assembly: each a reconciler without input, idempotent, bounded per activation.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kici_dispatch::Reconciler;
 use kici_engine::time::Clock;
 use kici_events::GapRepair;
 use kici_store::Store;
 use kici_store::model::{Instance, LeaseAnswer};
 use kici_telemetry::metrics::Metrics;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::Node;
+use crate::background::{Schedule, Statuses};
 use crate::config::EventLogConfig;
 use crate::logs::LogSealer;
 use crate::payloads::Payloads;
@@ -46,26 +46,36 @@ pub(crate) struct Background {
     pub(crate) gaps: GapRepair,
     pub(crate) retention: Retention,
     pub(crate) metrics: Metrics,
+    pub(crate) statuses: Arc<Statuses>,
     /// True while this instance holds the lease.
-    pub(crate) leads: AtomicBool,
+    pub(crate) leads: Arc<watch::Sender<bool>>,
 }
 
 impl Background {
     /// Starts all of them on `tasks`; they end with `stop`.
     pub(crate) fn start(self: Arc<Self>, tasks: &TaskTracker, stop: &CancellationToken) {
-        every(tasks, stop, INSTANCE_BEAT, &self, |this| async move { this.beat().await });
-        every(tasks, stop, DISK_CHECK, &self, |this| async move { this.watch_disk() });
-        every(tasks, stop, PAYLOADS, &self, |this| async move { this.move_payloads().await });
-        every(tasks, stop, SEAL_CHECK, &self, |this| async move { this.sealer.seal_all().await });
-        every(tasks, stop, UPKEEP, &self, |this| async move { this.metrics.upkeep() });
-        every(tasks, stop, LEASE_RENEWAL, &self, |this| async move { this.campaign().await });
-        every(tasks, stop, GAPS, &self, |this| async move { this.repair_gaps().await });
-        every(tasks, stop, RETENTION, &self, |this| async move { this.retain().await });
+        let each = |name, period| Schedule { name, period, leader_only: false };
+        self.every(tasks, stop, each("instance_heartbeat", INSTANCE_BEAT), |this| async move { this.beat().await });
+        self.every(tasks, stop, each("disk", DISK_CHECK), |this| async move { this.watch_disk() });
+        self.every(tasks, stop, each("payloads", PAYLOADS), |this| async move { this.move_payloads().await });
+        self.every(tasks, stop, each("log_seals", SEAL_CHECK), |this| async move {
+            this.sealer.seal_all().await;
+            Ok(0)
+        });
+        self.every(tasks, stop, each("metrics", UPKEEP), |this| async move {
+            this.metrics.upkeep();
+            Ok(0)
+        });
+        self.every(tasks, stop, each("lease", LEASE_RENEWAL), |this| async move { this.campaign().await });
+        let gaps = Schedule { name: "delivery_gaps", period: GAPS, leader_only: true };
+        self.every(tasks, stop, gaps, |this| async move { this.repair_gaps().await });
+        let retention = Schedule { name: "retention", period: RETENTION, leader_only: true };
+        self.every(tasks, stop, retention, |this| async move { this.retain().await });
         for sweep in self.node.dispatcher.reconcilers() {
-            let interval = sweep.interval();
-            every(tasks, stop, interval, &self, move |this| {
+            let (name, period, leader_only) = (sweep.name(), sweep.interval(), sweep.leader_only());
+            self.every(tasks, stop, Schedule { name, period, leader_only }, move |_| {
                 let sweep = Arc::clone(&sweep);
-                async move { this.sweep(&*sweep).await }
+                async move { sweep.run().await.map_err(|error| error.to_string()) }
             });
         }
         let this = Arc::clone(&self);
@@ -74,61 +84,80 @@ impl Background {
         tasks.spawn(async move { this.sealer.follow(stop).await });
     }
 
-    async fn beat(&self) {
-        let mut instance = self.instance.clone();
-        instance.last_seen_at = self.clock.now();
-        if let Err(error) = self.store.instance_heartbeat(instance).await {
-            tracing::warn!(%error, "this instance's sign of life cannot be written");
-        }
-    }
-
-    /// Takes or renews the lease. Without an answer this instance stops leading; the lease ends by itself.
-    async fn campaign(&self) {
-        let leads = match self.store.lease_acquire(LEADER.to_owned(), LEASE_TTL).await {
-            Ok(LeaseAnswer::Held { .. }) => true,
-            Ok(LeaseAnswer::Other { .. }) => false,
-            Err(error) => {
-                tracing::warn!(%error, "the lease cannot be renewed");
-                false
+    /// Runs `work` again and again, never twice at once; the next activation is the retry of a failed one.
+    fn every<F, W>(self: &Arc<Self>, tasks: &TaskTracker, stop: &CancellationToken, schedule: Schedule, work: W)
+    where
+        F: Future<Output = Result<u64, String>> + Send,
+        W: Fn(Arc<Self>) -> F + Send + 'static,
+    {
+        self.statuses.add(schedule);
+        let this = Arc::clone(self);
+        let stop = stop.clone();
+        let mut leads = self.leads.subscribe();
+        tasks.spawn(async move {
+            let mut tick = tokio::time::interval(schedule.period);
+            tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let mut turn = async || {
+                tick.tick().await;
+                if schedule.leader_only {
+                    // A new leader begins at once. The sender lives as long as this.
+                    let _ = leads.wait_for(|leads| *leads).await;
+                }
+            };
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = turn() => this.activate(schedule.name, work(Arc::clone(&this))).await,
+                }
             }
-        };
-        if self.leads.swap(leads, Ordering::SeqCst) != leads {
-            tracing::info!(leads, "leadership changed");
-        }
+        });
     }
 
-    /// One activation of a sweep; the next one is the retry of a failed one.
-    async fn sweep(&self, sweep: &dyn Reconciler) {
-        if sweep.leader_only() && !self.leads.load(Ordering::SeqCst) {
-            return;
-        }
-        let job = sweep.name();
+    async fn activate(&self, job: &'static str, work: impl Future<Output = Result<u64, String>>) {
+        self.statuses.began(job, self.clock.now());
         let started = Instant::now();
-        let result = match sweep.run().await {
-            Ok(0) => "success",
+        let result = work.await;
+        let word = match &result {
             Ok(changed) => {
-                tracing::debug!(job, changed, "sweep");
+                if *changed > 0 {
+                    tracing::debug!(job, changed, "background work");
+                }
                 "success"
             }
             Err(error) => {
-                tracing::warn!(job, %error, "sweep failed");
+                tracing::warn!(job, error, "background work failed");
                 "failure"
             }
         };
-        metrics::counter!("kici_orch_job_runs_total", "job" => job, "result" => result).increment(1);
+        self.statuses.ended(job, started.elapsed(), &result);
+        metrics::counter!("kici_orch_job_runs_total", "job" => job, "result" => word).increment(1);
         metrics::histogram!("kici_orch_job_duration_seconds", "job" => job).record(started.elapsed());
     }
 
+    async fn beat(&self) -> Result<u64, String> {
+        let mut instance = self.instance.clone();
+        instance.last_seen_at = self.clock.now();
+        let written = self.store.instance_heartbeat(instance).await;
+        written.map(|()| 1).map_err(|error| format!("this instance's sign of life cannot be written: {error}"))
+    }
+
+    /// Takes or renews the lease. Without an answer this instance stops leading; the lease ends by itself.
+    async fn campaign(&self) -> Result<u64, String> {
+        let answer = self.store.lease_acquire(LEADER.to_owned(), LEASE_TTL).await;
+        let leads = matches!(answer, Ok(LeaseAnswer::Held { .. }));
+        if self.leads.send_replace(leads) != leads {
+            tracing::info!(leads, "leadership changed");
+        }
+        answer.map(|_| u64::from(leads)).map_err(|error| format!("the lease cannot be renewed: {error}"))
+    }
+
     /// Asks forges to send again what did not arrive.
-    async fn repair_gaps(&self) {
-        if !self.leads.load(Ordering::SeqCst) {
-            return;
+    async fn repair_gaps(&self) -> Result<u64, String> {
+        let asked = self.gaps.run().await.map_err(|error| format!("lost deliveries cannot be looked for: {error}"))?;
+        if asked > 0 {
+            tracing::info!(asked, "deliveries that had not arrived were asked for again");
         }
-        match self.gaps.run().await {
-            Ok(0) => {}
-            Ok(count) => tracing::info!(count, "deliveries that had not arrived were asked for again"),
-            Err(error) => tracing::warn!(%error, "lost deliveries cannot be looked for"),
-        }
+        Ok(asked as u64)
     }
 
     /// Removes what is old.
@@ -144,33 +173,16 @@ impl Background {
     }
 
     /// No space: no new jobs are given out, and `/ready` says why. Both heal by themselves.
-    fn watch_disk(&self) {
-        self.node.dispatcher.stop_claims(self.node.disk_problem());
+    fn watch_disk(&self) -> Result<u64, String> {
+        let problem = self.node.disk_problem();
+        self.node.dispatcher.stop_claims(problem.clone());
+        problem.map_or(Ok(0), Err)
     }
 
-    async fn move_payloads(&self) {
-        if let Err(problem) = self.payloads.move_finished(self.event_log.max_payload_bytes, PAYLOAD_BATCH).await {
-            tracing::warn!(problem, "bodies of deliveries stay in the database for now");
-        }
+    async fn move_payloads(&self) -> Result<u64, String> {
+        let moved = self.payloads.move_finished(self.event_log.max_payload_bytes, PAYLOAD_BATCH).await;
+        moved
+            .map(|count| count as u64)
+            .map_err(|problem| format!("bodies of deliveries stay in the database for now: {problem}"))
     }
-}
-
-fn every<T, F, W>(tasks: &TaskTracker, stop: &CancellationToken, period: Duration, this: &Arc<T>, work: W)
-where
-    T: Send + Sync + 'static,
-    F: Future<Output = ()> + Send,
-    W: Fn(Arc<T>) -> F + Send + 'static,
-{
-    let this = Arc::clone(this);
-    let stop = stop.clone();
-    tasks.spawn(async move {
-        let mut tick = tokio::time::interval(period);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = tick.tick() => work(Arc::clone(&this)).await,
-            }
-        }
-    });
 }

@@ -20,7 +20,7 @@ use kici_store::{Durability, Store, StoreConfig};
 use kici_telemetry::metrics::Metrics;
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -411,6 +411,8 @@ impl Build<'_> {
             warm: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             drain_reason: std::sync::Mutex::default(),
+            statuses: Arc::default(),
+            leads: Arc::new(watch::Sender::new(false)),
         });
         self.tasks.spawn(announce_logs(logs.grown(), live.clone(), self.stop.clone()));
         let (access_log, writer) = AccessBook::new(store.clone(), self.stop.clone());
@@ -469,7 +471,8 @@ impl Build<'_> {
             event_log: config.event_log.clone(),
             gaps,
             metrics: around.metrics.clone(),
-            leads: AtomicBool::new(false),
+            statuses: node.statuses.clone(),
+            leads: node.leads.clone(),
         });
         Ok(Parts { inbox, worker, work, ports, background, node })
     }

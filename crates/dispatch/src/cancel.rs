@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::offer::{millis, wire_ref};
 use crate::ports::Change;
-use crate::timers::{CANCEL_SLACK, Timer};
+use crate::timers::Timer;
 
 /// What a cancel reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Dispatcher {
                     report.agents_notified += 1;
                     self.registry.with_job(link.session_id(), held.job, |tracked| tracked.cancelling = true);
                     let grace = if force { Duration::ZERO } else { tracked.grace };
-                    self.deadlines.set(Timer::Cancel(held.job), Instant::now() + grace + CANCEL_SLACK);
+                    self.deadlines.set(Timer::Cancel(held.job), Instant::now() + grace + self.config.cancel_slack);
                     let (run_id, job_id) = (held.job.run_id, held.job.job_id);
                     self.changes.publish(Change::Job {
                         run_id,

@@ -62,6 +62,8 @@ pub struct DispatchConfig {
     pub default_grace: Duration,
     /// Longest time from TERM to KILL.
     pub max_grace: Duration,
+    /// What a cancelled job may take beyond its grace before it is ended here.
+    pub cancel_slack: Duration,
     /// Limits of one session.
     pub rate: RateLimits,
     /// How often waiting jobs are looked for without a signal.
@@ -100,6 +102,7 @@ impl DispatchConfig {
             max_log_bytes: 512 << 20,
             default_grace: Duration::from_secs(10),
             max_grace: Duration::from_secs(30),
+            cancel_slack: Duration::from_secs(30),
             rate: RateLimits::default(),
             redrive_interval: Duration::from_secs(10),
             roster_grace: Duration::from_secs(300),

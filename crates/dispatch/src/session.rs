@@ -129,7 +129,7 @@ impl Dispatcher {
         });
         self.read_frames(&session, &mut inbound, token.as_ref()).await;
         link.ended();
-        self.session_over(link.session_id()).await;
+        self.session_over(link.session_id(), None).await;
     }
 
     async fn first_frame<S>(&self, link: &Link, inbound: &mut S) -> Option<(u64, Register)>

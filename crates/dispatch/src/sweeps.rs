@@ -7,11 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kici_engine::state::{FailureReason, QueueStatus};
 use kici_protocol::close::CloseReason;
-use kici_store::model::{AgentType, FailRequest, HeldJob, QueueRow, RequeueFrom};
+use kici_store::model::{AgentType, FailRequest, HeldJob, JobRef, QueueRow, RequeueFrom};
 
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
-use crate::timers::CANCEL_SLACK;
 
 /// How long expired tokens stay in lists.
 const TOKENS_KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -42,6 +41,7 @@ enum Sweep {
     JobTimeouts,
     RunDeadlines,
     StuckCancels,
+    IdleRuns,
     Routing,
     SilentSessions,
     Tokens,
@@ -73,6 +73,7 @@ impl Reconciler for Entry {
             Sweep::JobTimeouts => "dispatch_job_timeouts",
             Sweep::RunDeadlines => "dispatch_run_deadlines",
             Sweep::StuckCancels => "dispatch_stuck_cancels",
+            Sweep::IdleRuns => "dispatch_idle_runs",
             Sweep::Routing => "dispatch_routing",
             Sweep::SilentSessions => "dispatch_silent_sessions",
             Sweep::Tokens => "dispatch_tokens",
@@ -102,6 +103,7 @@ impl Reconciler for Entry {
             | Sweep::Tokens
             | Sweep::Beats
             | Sweep::Roster
+            | Sweep::IdleRuns
             | Sweep::LeftSlots => 60,
         })
     }
@@ -109,7 +111,7 @@ impl Reconciler for Entry {
     fn leader_only(&self) -> bool {
         matches!(
             self.sweep,
-            Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::LongWaits | Sweep::Roster | Sweep::LeftSlots
+            Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::LongWaits | Sweep::Roster | Sweep::LeftSlots | Sweep::IdleRuns
         )
     }
 
@@ -125,6 +127,7 @@ impl Reconciler for Entry {
             Sweep::JobTimeouts => d.sweep_job_timeouts().await,
             Sweep::RunDeadlines => d.sweep_run_deadlines().await,
             Sweep::StuckCancels => d.sweep_cancels().await,
+            Sweep::IdleRuns => d.sweep_idle_runs().await,
             Sweep::Routing => d.probe_routing().await,
             Sweep::SilentSessions => Ok(d.sweep_silent()),
             Sweep::Tokens => d.sweep_tokens().await,
@@ -153,6 +156,7 @@ impl Dispatcher {
             Sweep::JobTimeouts,
             Sweep::RunDeadlines,
             Sweep::StuckCancels,
+            Sweep::IdleRuns,
             Sweep::Routing,
             Sweep::SilentSessions,
             Sweep::Tokens,
@@ -183,8 +187,7 @@ impl Dispatcher {
             if self.requeue_quietly(job, RequeueFrom::AwaitingAck(agent.clone()), &why, "ack_timeout").await {
                 changed += 1;
                 if let Some(local) = self.registry.agent(&agent) {
-                    self.registry.untrack_of(&agent, job, false);
-                    self.close_session(local.session_id, CloseReason::DispatchAckTimeout, &why).await;
+                    self.close_session(local.session_id, CloseReason::DispatchAckTimeout, &why, job).await;
                 }
             }
         }
@@ -256,7 +259,7 @@ impl Dispatcher {
 
     /// The backstop of the agents' own job time-outs.
     async fn sweep_job_timeouts(self: &Arc<Self>) -> Result<u64, DispatchError> {
-        let slack = self.config.max_grace + CANCEL_SLACK;
+        let slack = self.config.max_grace + self.config.cancel_slack;
         let jobs = self.store.jobs_past_timeout(slack, BATCH).await?;
         let count = jobs.len() as u64;
         for held in jobs {
@@ -299,6 +302,20 @@ impl Dispatcher {
             }
         }
         Ok(runs.len() as u64)
+    }
+
+    /// The backstop of everything that happens when a job ends: open runs in which nothing is handed out, waits for an
+    /// agent or is held. Each change of a job settles its run in the same transaction, so there is nothing to find.
+    async fn sweep_idle_runs(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let before = self.clock.now().minus(self.config.stale_after);
+        let mut changed = 0;
+        for run in self.store.runs_idle(before, BATCH).await? {
+            let Some(effects) = self.store.run_unstick(run, self.activate()).await? else { continue };
+            tracing::error!(%run, status = %effects.run.status, "a run stood still and goes on; please report this");
+            self.apply_effects(&effects);
+            changed += 1;
+        }
+        Ok(changed)
     }
 
     fn sweep_silent(&self) -> u64 {
@@ -393,10 +410,11 @@ impl Dispatcher {
         session: kici_engine::ids::SessionId,
         reason: CloseReason,
         message: &str,
+        undone: JobRef,
     ) {
         if let Some(link) = self.registry.link(session) {
             link.close(reason, message);
         }
-        self.session_over(session).await;
+        self.session_over(session, Some(undone)).await;
     }
 }

@@ -20,8 +20,6 @@ pub(crate) const SAVE_ACK_AFTER: Duration = Duration::from_millis(50);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How long a result may stay in an agent's outbox after it registered.
 pub(crate) const OUTBOX_GRACE: Duration = Duration::from_secs(30);
-/// What a cancelled job may take beyond its grace before it is ended here.
-pub(crate) const CANCEL_SLACK: Duration = Duration::from_secs(30);
 
 /// One deadline, nearly always of one delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,9 +126,9 @@ impl Dispatcher {
         }
         let in_a_row = self.registry.ack_timed_out(&identity.agent_id);
         tracing::warn!(agent = %identity.agent_id, job = %job.job_id, in_a_row, "an offer was not answered in time");
-        self.registry.untrack_of(&identity.agent_id, job, false);
+        // Its slot stays taken until it has left: freed before, it would be filled at once.
         link.close(CloseReason::DispatchAckTimeout, format!("the offer of {} was not answered", job.job_id));
-        self.session_over(link.session_id()).await;
+        self.session_over(link.session_id(), Some(job)).await;
         self.wake();
     }
 

@@ -21,7 +21,7 @@ use crate::offer::wire_ref;
 use crate::ports::Change;
 use crate::registry::slots::Refusal;
 use crate::session::{MAX_ACCEPTED, Queued, Session, lock};
-use crate::timers::{CANCEL_SLACK, SAVE_ACK_AFTER, Timer};
+use crate::timers::{SAVE_ACK_AFTER, Timer};
 use kici_protocol::close::CloseReason;
 
 /// When the agent shall try again after the database did not answer.
@@ -212,7 +212,7 @@ impl Dispatcher {
         }
         self.registry.with_job(session.id(), job, |tracked| tracked.cancelling = true);
         let left = deadline.map_or(self.config.max_grace, |deadline| deadline.since(self.clock.now()));
-        self.deadlines.set(Timer::Cancel(job), Instant::now() + left + CANCEL_SLACK);
+        self.deadlines.set(Timer::Cancel(job), Instant::now() + left + self.config.cancel_slack);
         let (run_id, job_id) = (job.run_id, job.job_id);
         self.changes.publish(Change::Job { run_id, job_id, status: JobStatus::Cancelling });
         session.link.settle(seq);

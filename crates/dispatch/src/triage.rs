@@ -29,9 +29,11 @@ pub(crate) enum LateTriage {
 }
 
 impl Dispatcher {
-    /// A session ended. Whoever comes first takes its jobs; a session that was replaced leaves nothing.
-    pub(crate) async fn session_over(self: &Arc<Self>, session: SessionId) {
-        let Some(departed) = self.registry.remove(session) else { return };
+    /// A session ended. Whoever comes first takes its jobs, without the one that is `undone` already; a session that was
+    /// replaced leaves nothing.
+    pub(crate) async fn session_over(self: &Arc<Self>, session: SessionId, undone: Option<JobRef>) {
+        let Some(mut departed) = self.registry.remove(session) else { return };
+        departed.jobs.retain(|tracked| Some(tracked.job) != undone);
         let agent_id = departed.identity.agent_id.clone();
         meters::agents_active(self.registry.counts().0);
         self.changes.publish(Change::Agent { agent_id: agent_id.to_string(), connected: false });

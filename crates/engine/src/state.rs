@@ -373,6 +373,8 @@ reasons! {
     LostCredential = "lost_credential" => Infra,
     /// The delivery to agents was undone too often.
     GaveUp = "gave_up" => Infra,
+    /// It waits for jobs of its run that nothing can end.
+    NeedsDeadlock = "needs_deadlock" => Infra,
     /// The queue was full.
     QueueFull = "queue_full" => Infra,
     /// No agent took it in time.

@@ -177,6 +177,11 @@ impl Ctx {
         if let Err(outcome) = self.wait_for_grant(deadline).await {
             return *outcome;
         }
+        if let Err(error) = self.journal.started(self.key) {
+            // A restart could not tell that user code had run, and the job would be handed out again.
+            let message = format!("the start cannot be written down: {error}");
+            return Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message);
+        }
         let mut stop = self.stop.clone();
         steps::run(&job, self, &mut stop).await
     }

@@ -22,6 +22,8 @@ const COMPACT_BYTES: u64 = 64 * 1024;
 enum Fact {
     /// A job was accepted.
     Accepted { job: JobKey, workflow: String, name: String, at: Ts, boot: String },
+    /// The start of the job was granted: from here on its user code may have run.
+    Started { job: JobKey },
     /// The job started a process tree with this keeper.
     Tree { job: JobKey, pid: i32, start: u64 },
     /// The job is over and its result is in the outbox.
@@ -37,6 +39,8 @@ pub struct Unfinished {
     pub workflow: String,
     /// Its name.
     pub name: String,
+    /// Its start had been granted.
+    pub started: bool,
     /// Keepers of the trees it started in this boot of the host.
     pub keepers: Vec<ProcessId>,
 }
@@ -71,7 +75,12 @@ impl Journal {
                 Ok(Fact::Accepted { job, workflow, name, boot: then, .. }) => {
                     // Processes of an earlier boot are gone and their pids mean nothing.
                     let keepers = if then == boot { Vec::with_capacity(1) } else { Vec::new() };
-                    open.insert(job, Unfinished { job, workflow, name, keepers });
+                    open.insert(job, Unfinished { job, workflow, name, started: false, keepers });
+                }
+                Ok(Fact::Started { job }) => {
+                    if let Some(unfinished) = open.get_mut(&job) {
+                        unfinished.started = true;
+                    }
                 }
                 Ok(Fact::Tree { job, pid, start }) => {
                     if let Some(unfinished) = open.get_mut(&job) {
@@ -104,6 +113,15 @@ impl Journal {
             inner.file.try_clone()?
         };
         file.sync_data()
+    }
+
+    /// Writes down that the start of a job was granted, before its user code runs.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn started(&self, job: JobKey) -> io::Result<()> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.append(&Fact::Started { job })
     }
 
     /// Writes down a tree of a job.
@@ -159,11 +177,12 @@ mod tests {
         let keeper = ProcessId { pid: 4, start: 9 };
         journal.accepted(a, "ci", "build", Ts::from_micros(1)).expect("written");
         journal.accepted(b, "ci", "test", Ts::from_micros(1)).expect("written");
+        journal.started(b).expect("written");
         journal.tree(b, keeper).expect("written");
         journal.done(a).expect("written");
         std::fs::OpenOptions::new().append(true).open(&path).expect("open").write_all(b"{\"fact\":\"do").expect("torn");
         let (_journal, left) = Journal::open(&path).expect("opened");
         assert_eq!(left.len(), 1);
-        assert_eq!((left[0].job, left[0].keepers.as_slice()), (b, [keeper].as_slice()));
+        assert_eq!((left[0].job, left[0].started, left[0].keepers.as_slice()), (b, true, [keeper].as_slice()));
     }
 }

@@ -283,3 +283,94 @@ async fn a_newer_epoch_replaces_the_older_delivery() {
         .await;
     assert_eq!((result.job, result.state.as_str()), (Some(new), "success"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn complaint_9_a_cut_within_the_window_costs_neither_the_job_nor_the_agent() {
+    let mut fake = Fake::start();
+    fake.shared.recovery_window_ms.store(4_000, Ordering::SeqCst);
+    let running_agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let fifo = running_agent.dir.path().join("go");
+    let wait = format!("mkfifo {0}; echo up; cat {0}; echo on", fifo.display());
+    fake.send(Down::JobOffer(offer(&job, vec![script(&wait)]))).await;
+    fake.logged(&job, "step-0-0", " o up").await;
+    fake.kill();
+    // As 90 of 120 s: the length of the cut is what is tested.
+    tokio::time::sleep(Duration::from_millis(3_000)).await;
+    fake.verdict(&job, Verdict::Resume, true);
+    fake.serve();
+    fake.registered().await;
+    std::fs::write(&fifo, "").expect("the step goes on");
+    assert_eq!(fake.result(&job).await.state, "success");
+    assert_eq!(fake.sealed(&job, "step-0-0").await, ["up", "on"]);
+    assert!(!running_agent.task.is_finished());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn complaint_16_a_cancelled_step_gets_term_and_its_grace_to_clean_up() {
+    let fake = Fake::start();
+    let running_agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let cleaned = running_agent.dir.path().join("cleaned");
+    let text = format!(
+        "trap 'sleep 0.3; echo done > {}; exit 1' TERM; echo up; while :; do sleep 0.05; done",
+        cleaned.display()
+    );
+    fake.send(Down::JobOffer(offer(&job, vec![script(&text)]))).await;
+    fake.logged(&job, "step-0-0", " o up").await;
+    let reason = "cancelled_by_user".to_owned();
+    fake.send(Down::JobCancel(JobCancel { job: Some(job.clone()), reason, force: false, grace_ms: 20_000 })).await;
+    // It comes before the grace is over, for the step ends by itself.
+    assert_eq!(fake.result(&job).await.state, "cancelled");
+    assert_eq!(std::fs::read_to_string(cleaned).expect("it had the time"), "done\n");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn complaint_20_a_time_limit_is_kept_though_the_step_ignores_term_and_nobody_listens() {
+    let mut fake = Fake::start();
+    let _agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let stubborn = kici_engine::lock::Step { timeout_ms: Some(1_500), ..script("trap '' TERM; echo $$; sleep 1d") };
+    let offered = JobOffer { grace_period_ms: 300, ..offer(&job, vec![stubborn]) };
+    fake.send(Down::JobOffer(offered)).await;
+    let pid = loop {
+        let log = fake.log(&job, "step-0-0");
+        let text = String::from_utf8_lossy(&log.bytes).into_owned();
+        if let Some(pid) = text.lines().next().and_then(|line| line.rsplit(' ').next()?.parse::<i32>().ok()) {
+            break kici_sys::process::ProcessId::of(pid).expect("alive");
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    fake.kill();
+    let gone = async {
+        while pid.is_alive() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(fake::LIMIT, gone).await.expect("the agent ended the step by itself");
+    fake.verdict(&job, Verdict::Resume, true);
+    fake.serve();
+    let result = fake.result(&job).await;
+    assert_eq!((result.state.as_str(), result.reason.as_str()), ("failed", "step_timeout"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn complaint_23_an_agent_that_is_told_to_stop_ends_though_nothing_is_ever_acknowledged() {
+    let fake = Fake::start();
+    let running_agent = agent(&fake, &[]).await;
+    fake.shared.acks.store(false, Ordering::SeqCst);
+    let job = job(2, 1);
+    fake.send(Down::JobOffer(offer(&job, vec![script("echo kept")]))).await;
+    assert_eq!(fake.result(&job).await.state, "success");
+    running_agent.signals.send(Signal::Stop).await.expect("told");
+    let ended = tokio::time::timeout(fake::LIMIT, running_agent.task).await.expect("in time").expect("ended");
+    assert_eq!(ended.exit, 0);
+    // Lines and result wait on its disk for the next start.
+    fake.shared.acks.store(true, Ordering::SeqCst);
+    let config = config(&fake.url(), running_agent.dir.path(), &[]);
+    let (_signals, from_test) = mpsc::channel(1);
+    let _next = TaskTracker::new().spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test).await });
+    assert_eq!(fake.registered().await.outbox_pending.len(), 1);
+    assert_eq!(fake.result(&job).await.state, "success");
+    assert_eq!(fake.sealed(&job, "step-0-0").await, ["kept"]);
+}

@@ -233,6 +233,26 @@ impl RunState {
         self.jobs[at].base_name == RUN_HOOKS_JOB && self.jobs.iter().any(|job| job.started_at.is_some())
     }
 
+    /// Fails jobs that wait although nothing is under way that could meet their needs. Only after [`Self::advance`]; a
+    /// compiled workflow has no such jobs, so this is the answer to a fault elsewhere, and a stated one.
+    pub(crate) fn fail_unreachable(&mut self, now: Ts) -> Result<(), InvalidTransition> {
+        let waits = |job: &Job| job.status == JobStatus::Pending && !job.needs_satisfied;
+        if self.jobs.iter().any(|job| !job.status.is_terminal() && !waits(job)) {
+            return Ok(());
+        }
+        for at in 0..self.jobs.len() {
+            if !waits(&self.jobs[at]) {
+                continue;
+            }
+            let needs: Vec<&str> =
+                self.edges.get(&self.jobs[at].name).into_iter().flatten().map(|need| need.job.as_str()).collect();
+            let message = format!("it needs {} and nothing is left that could end them", needs.join(", "));
+            self.apply(at, JobEvent::Enqueue, None, None, now)?;
+            self.apply(at, JobEvent::Fail, Some(FailureReason::NeedsDeadlock), Some(message), now)?;
+        }
+        Ok(())
+    }
+
     fn judge(&self, at: usize) -> Verdict {
         let edges = self.edges.get(&self.jobs[at].name).map_or(&[][..], Vec::as_slice);
         decide(edges, |base| aggregate(self.variants(base).map(|job| job.status)))

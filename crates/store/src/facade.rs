@@ -86,6 +86,27 @@ struct Inner {
     backend: Backend,
     notifier: Notifier,
     shared: Arc<Shared>,
+    #[cfg(feature = "testing")]
+    death: crate::testing::Death,
+}
+
+impl Inner {
+    /// Before each operation; fails once the process is dead to the database, which only tests bring about.
+    #[inline]
+    fn alive(&self) -> Result<(), StoreError> {
+        #[cfg(feature = "testing")]
+        self.death.check()?;
+        Ok(())
+    }
+
+    /// After each write; a process that dies right behind its commit does not get to know of it.
+    #[inline]
+    fn written<T>(&self, name: &'static str, done: Result<T, StoreError>) -> Result<T, StoreError> {
+        #[cfg(feature = "testing")]
+        self.death.after(name, done.is_ok())?;
+        let _ = name;
+        done
+    }
 }
 
 enum Backend {
@@ -116,7 +137,14 @@ impl Store {
             // The address may hold a password: it is not repeated here.
             return Err(StoreError::Config("the database must be `sqlite:PATH` or `postgres://…`".to_owned()));
         };
-        Ok(Self { inner: Arc::new(Inner { backend, notifier, shared }) })
+        let inner = Inner {
+            backend,
+            notifier,
+            shared,
+            #[cfg(feature = "testing")]
+            death: Default::default(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Brings the schema up to date under a lock; returns the names of the migrations that were applied. On PostgreSQL the
@@ -161,6 +189,12 @@ impl Store {
         }
     }
 
+    /// Where this store's process dies, for tests.
+    #[cfg(feature = "testing")]
+    pub fn death(&self) -> &crate::testing::Death {
+        &self.inner.death
+    }
+
     /// Wake-ups of the topics that `wanted` accepts. Subscribe before looking: a wake-up between is then not lost.
     pub fn subscribe(&self, wanted: fn(&Topic) -> bool) -> Wakeups {
         self.inner.notifier.subscribe(wanted)
@@ -184,7 +218,8 @@ macro_rules! facade {
     (@write $self:ident ($lane:expr) $module:ident $name:ident ($($arg:ident)*)) => {{
         let lane: Lane = $lane;
         let args = Arc::new(($($arg,)*));
-        match &$self.inner.backend {
+        $self.inner.alive()?;
+        let done = match &$self.inner.backend {
             Backend::Sqlite(db) => db.write(stringify!($name), move |conn, ctx| {
                 let args = Arc::clone(&args);
                 Box::pin(async move {
@@ -199,9 +234,11 @@ macro_rules! facade {
                     pg::shared::$module::$name(conn, ctx, $($arg),*).await
                 })
             }).await,
-        }
+        };
+        $self.inner.written(stringify!($name), done)
     }};
-    (@read $self:ident $module:ident $name:ident ($($arg:ident)*)) => {
+    (@read $self:ident $module:ident $name:ident ($($arg:ident)*)) => {{
+        $self.inner.alive()?;
         match &$self.inner.backend {
             Backend::Sqlite(db) => db.read(move |conn, ctx| Box::pin(async move {
                 sqlite::shared::$module::$name(conn, ctx, $(&$arg),*).await
@@ -210,7 +247,7 @@ macro_rules! facade {
                 pg::shared::$module::$name(conn, ctx, $(&$arg),*).await
             })).await,
         }
-    };
+    }};
 }
 
 facade! {
@@ -344,8 +381,6 @@ facade! {
     /// Ends a job without a result of its agent (loss, expiry, unroutable), in one transaction. `Stale` when the row is
     /// no longer in the expected state.
     write(Lane::of(request.job.run_id.uuid())) runs::job_fail(request: FailRequest, activate: Arc<dyn Activate>) -> JobFinished;
-    /// Activates jobs whose needs are met but which still wait (after a crash, or `run_create` with `Pending` roots).
-    write(Lane::of(id.uuid())) runs::run_advance(id: RunId, activate: Arc<dyn Activate>) -> Option<Effects>;
     /// Cancels a run.
     write(Lane::of(request.run_id.uuid())) runs::run_cancel(request: CancelRequest, activate: Arc<dyn Activate>) -> CancelOutcome;
     /// A job notices its cancel: `running` becomes `cancelling`, with the time by which it is enforced.
@@ -369,6 +404,10 @@ facade! {
     read run_lists::runs_open(limit: u32) -> Vec<RunId>;
     /// Runs past their deadline that nobody has cancelled.
     read run_lists::runs_past_deadline(limit: u32) -> Vec<RunId>;
+    /// Open runs without a row in the queue that were created before `before`, oldest first: nothing will move them.
+    read run_lists::runs_idle(before: Ts, limit: u32) -> Vec<RunId>;
+    /// Lets an idle run go on: activates what is ready, fails jobs whose needs can never be met, and concludes the run.
+    write(Lane::of(id.uuid())) runs::run_unstick(id: RunId, activate: Arc<dyn Activate>) -> Option<Effects>;
     /// Runs that have been cancelling since before `before`.
     read run_lists::runs_cancelling_since(before: Ts, limit: u32) -> Vec<RunId>;
     /// Jobs that started before `started_before` and gave no sign of life since `before`.

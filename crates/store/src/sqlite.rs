@@ -123,7 +123,7 @@ pub(crate) struct Sqlite {
     writer: Mutex<Option<JoinHandle<()>>>,
     readers: Arc<Readers>,
     /// Held as long as the store is open: two programs never write one database.
-    _lock: File,
+    lock: File,
 }
 
 struct Readers {
@@ -203,7 +203,7 @@ impl Sqlite {
             writes: Mutex::new(Some(sender)),
             writer: Mutex::new(Some(thread)),
             readers,
-            _lock: lock,
+            lock,
         })
     }
 
@@ -264,6 +264,9 @@ impl Sqlite {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
         self.readers.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // The next program may have the file now, although somebody still holds this value. It is given back in any case
+        // when the value goes.
+        let _ = self.lock.unlock();
     }
 }
 

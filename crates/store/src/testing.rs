@@ -5,14 +5,19 @@
 //! `KICI_TEST_DATABASE_URL` names another server. Without server programs PostgreSQL is skipped, unless
 //! `KICI_REQUIRE_PG=1` says that it must be there.
 
+mod death;
 mod server;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use diesel::SqliteConnection;
+use diesel::connection::{Connection as _, SimpleConnection as _};
 use kici_engine::ids::{AgentId, IdSource, InstanceId};
 use kici_engine::time::{Clock, ManualClock, Ts};
 use uuid::Uuid;
+
+pub use self::death::Death;
 
 use crate::{Durability, Store, StoreConfig};
 
@@ -83,6 +88,21 @@ impl TestStore {
     /// A second instance on the same database; PostgreSQL only.
     pub async fn sibling(&self, node: &str) -> Store {
         Store::open(config(&self.url, node, self.clock.clone())).await.expect("the store opens twice")
+    }
+
+    /// The same database for the next process, after the store of the last one was closed.
+    pub async fn reopened(&self) -> Store {
+        Store::open(config(&self.url, "node-1", self.clock.clone())).await.expect("the store opens again")
+    }
+
+    /// Runs a statement of a test's own, for rows that no operation makes.
+    pub async fn sql(&self, text: &str) {
+        if let Some(path) = self.url.strip_prefix("sqlite:") {
+            let mut conn = SqliteConnection::establish(path).expect("the file opens");
+            conn.batch_execute(text).expect("the statement runs");
+        } else {
+            server::execute_in(&self.url, text).await;
+        }
     }
 
     /// The address of the database.

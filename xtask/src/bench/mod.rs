@@ -5,7 +5,7 @@ mod agent;
 mod compile;
 mod measure;
 mod node;
-mod postgres;
+pub(crate) mod postgres;
 mod stats;
 
 use std::collections::BTreeMap;

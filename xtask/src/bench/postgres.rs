@@ -49,20 +49,8 @@ impl Postgres {
         server.arg("-c").arg(format!("unix_socket_directories={}", directory.path().display()));
         let program = Program::start("postgres", server, directory.path())?;
         let postgres = Self { program, port, _directory: directory };
-        postgres.answers(&bin).await?;
+        answers(&bin, port).await?;
         Ok(postgres)
-    }
-
-    async fn answers(&self, bin: &Path) -> Result<()> {
-        for _ in 0..200 {
-            let mut probe = Command::new(bin.join("pg_isready"));
-            let probe = probe.args(["--quiet", "--host=127.0.0.1", "--port", &self.port.to_string()]);
-            if probe.status().await?.success() {
-                return Ok(());
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-        bail!("PostgreSQL did not answer within 10 s")
     }
 
     pub(crate) fn url(&self) -> String {
@@ -74,13 +62,26 @@ impl Postgres {
     }
 }
 
+/// Waits until a server answers on `port`.
+pub(crate) async fn answers(bin: &Path, port: u16) -> Result<()> {
+    for _ in 0..200 {
+        let mut probe = Command::new(bin.join("pg_isready"));
+        let probe = probe.args(["--quiet", "--host=127.0.0.1", "--port", &port.to_string()]);
+        if probe.status().await?.success() {
+            return Ok(());
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    bail!("PostgreSQL did not answer within 10 s")
+}
+
 /// The newest server on Debian, or the one in the path.
-fn programs() -> Option<PathBuf> {
+pub(crate) fn programs() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok();
     let debian = versions.into_iter().flatten().flatten().map(|version| version.path().join("bin"));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    let complete =
-        |folder: &PathBuf| ["initdb", "postgres", "pg_isready"].iter().all(|name| folder.join(name).is_file());
-    debian.chain(path).filter(complete).max()
+    let whole = |folder: &PathBuf| ["initdb", "postgres", "pg_isready"].iter().all(|name| folder.join(name).is_file());
+    // A path may hold links to some of the programs only.
+    debian.filter(whole).max().or_else(|| path.into_iter().find(whole))
 }

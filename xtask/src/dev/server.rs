@@ -85,6 +85,11 @@ impl Server {
         self.url.clone()
     }
 
+    /// The typed client, as the first owner.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Where the operator's token is.
     pub(crate) fn token_file(&self) -> &Path {
         &self.token_file

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use kici_api::client::Client;
-use kici_api::dto::system::{Drain, DrainState};
+use kici_api::dto::system::{Drain, DrainState, OrchestratorStatus, ReconcilerView};
 use tokio::time::{Instant, sleep};
 
 use super::Context;
 use crate::args::duration;
 use crate::exit::{Failure, VERDICT};
-use crate::output::fields;
+use crate::output::{Column, fields, optional, status, text};
 
 /// How often a waiting drain looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -35,6 +35,8 @@ pub(crate) enum Verb {
     },
     /// Hand out jobs again
     Resume,
+    /// Whether it leads and drains, and how its background work is
+    Status,
 }
 
 /// Runs the command.
@@ -49,6 +51,7 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
             }
             show(context, &state)?;
         }
+        Verb::Status => show_status(context, &client.status().await?)?,
         Verb::Resume => show(context, &client.drain(&Drain { drain: false, reason: None }).await?)?,
     }
     Ok(0)
@@ -82,4 +85,38 @@ fn show(context: &Context, state: &DrainState) -> Result<(), Failure> {
             ("jobs running", state.jobs_running.to_string()),
         ])
     })
+}
+
+fn show_status(context: &Context, state: &OrchestratorStatus) -> Result<(), Failure> {
+    context.out.document(state, |out| {
+        let word = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
+        let head = fields(&[
+            ("instance", state.instance_id.clone()),
+            ("leader", word(state.leader)),
+            ("draining", word(state.drain.draining)),
+            ("jobs running", state.drain.jobs_running.to_string()),
+        ]);
+        let columns: [Column<'_, ReconcilerView>; 8] = [
+            ("BACKGROUND WORK", Box::new(|r| text(&r.name))),
+            ("STATUS", Box::new(|r| status(condition(r)))),
+            ("EVERY", Box::new(|r| text(format!("{} s", r.interval_ms / 1000)))),
+            ("RUNS", Box::new(|r| text(r.runs))),
+            ("FAILED", Box::new(|r| text(r.failures))),
+            ("TOOK", Box::new(|r| optional(r.last_duration_ms.map(|ms| format!("{ms} ms")).as_ref()))),
+            ("CHANGED", Box::new(|r| optional(r.last_changed.as_ref()))),
+            ("LAST ERROR", Box::new(|r| optional(r.last_error.as_ref()))),
+        ];
+        format!("{head}\n{}", out.table(&state.reconcilers, &columns))
+    })
+}
+
+/// One word for the last activation.
+fn condition(reconciler: &ReconcilerView) -> &'static str {
+    match reconciler {
+        r if r.running => "running",
+        r if r.last_error.is_some() => "failed",
+        r if r.runs == 0 && r.leader_only => "standby",
+        r if r.runs == 0 => "waiting",
+        _ => "success",
+    }
 }

@@ -2,6 +2,7 @@
 //! lost when a process dies.
 
 mod chaos;
+mod complaints;
 mod crash;
 mod disk;
 mod happy;

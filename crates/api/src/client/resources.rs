@@ -15,7 +15,7 @@ use crate::dto::runs::{
     CancelAccepted, CancelRun, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
 };
 use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceView, TriggerSource};
-use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Ready};
+use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, OrchestratorStatus, Ready};
 use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
 };
@@ -264,6 +264,11 @@ impl Client {
     /// Starts or ends the drain of the node.
     pub async fn drain(&self, request: &Drain) -> Answer<DrainState> {
         self.post(path!(ADMIN, "drain"), request).await
+    }
+
+    /// How the node and its background work are.
+    pub async fn status(&self) -> Answer<OrchestratorStatus> {
+        self.get(path!(ADMIN, "status"), &NOTHING).await
     }
 
     /// Checks the node.

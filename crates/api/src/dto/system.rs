@@ -1,5 +1,6 @@
 //! The orchestrator itself: health, readiness, capabilities, drain, diagnosis.
 
+use kici_engine::time::Ts;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -71,6 +72,45 @@ pub struct DrainState {
     pub reason: Option<String>,
     /// Jobs of this node that still run.
     pub jobs_running: u32,
+}
+
+/// How an orchestrator and its background work are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OrchestratorStatus {
+    /// The node.
+    pub instance_id: String,
+    /// It holds the lease: what one node is enough for is done here.
+    pub leader: bool,
+    /// Whether it drains.
+    pub drain: DrainState,
+    /// The background work, by name.
+    pub reconcilers: Vec<ReconcilerView>,
+}
+
+/// One part of the background work on this node, since its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReconcilerView {
+    /// Its name, as in the label `job` of the metrics.
+    pub name: String,
+    /// How often it runs, in milliseconds.
+    pub interval_ms: u64,
+    /// It runs on the node that holds the lease only.
+    pub leader_only: bool,
+    /// It runs right now.
+    pub running: bool,
+    /// Activations that ended.
+    pub runs: u64,
+    /// Those of them that failed; the next activation tries again.
+    pub failures: u64,
+    /// When the last activation began.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub last_started_at: Option<Ts>,
+    /// How long the last one took, in milliseconds.
+    pub last_duration_ms: Option<u64>,
+    /// How many things the last one changed; none when it failed.
+    pub last_changed: Option<u64>,
+    /// Why the last one failed.
+    pub last_error: Option<String>,
 }
 
 /// How a check ended.

@@ -65,6 +65,7 @@ use crate::problem::Document as Problem;
         queue::explain,
         system::drain_state,
         system::drain,
+        system::status,
         system::diagnose,
         system::access_log,
         system::health,

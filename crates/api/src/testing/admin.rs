@@ -14,7 +14,10 @@ use crate::dto::agents::{AgentFilter, AgentStatus, AgentView, DrainAgent};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
 use crate::dto::queue::{AgentVerdict, QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceKind, SourceView, TriggerSource};
-use crate::dto::system::{BuildInfo, Capabilities, Check, CheckStatus, Diagnosis, Drain, DrainState, Health, Ready};
+use crate::dto::system::{
+    BuildInfo, Capabilities, Check, CheckStatus, Diagnosis, Drain, DrainState, Health, OrchestratorStatus, Ready,
+    ReconcilerView,
+};
 use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
 };
@@ -356,6 +359,23 @@ impl System for Fake {
     async fn drain(&self, caller: &Caller, request: &Drain) -> Answer<DrainState> {
         self.reach()?.draining = request.drain;
         self.drain_state(caller).await
+    }
+
+    async fn status(&self, caller: &Caller) -> Answer<OrchestratorStatus> {
+        let drain = self.drain_state(caller).await?;
+        let sweep = ReconcilerView {
+            name: "sweep".to_owned(),
+            interval_ms: 10_000,
+            leader_only: true,
+            running: false,
+            runs: 3,
+            failures: 1,
+            last_started_at: None,
+            last_duration_ms: Some(2),
+            last_changed: None,
+            last_error: Some("no database".to_owned()),
+        };
+        Ok(OrchestratorStatus { instance_id: "test".to_owned(), leader: true, drain, reconcilers: vec![sweep] })
     }
 
     async fn diagnose(&self, _: &Caller) -> Answer<Diagnosis> {

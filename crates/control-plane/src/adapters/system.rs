@@ -7,15 +7,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kici_api::dto::system::{BuildInfo, Capabilities, Check, CheckStatus, Diagnosis, Drain, DrainState, Health, Ready};
+use kici_api::dto::system::{
+    BuildInfo, Capabilities, Check, CheckStatus, Diagnosis, Drain, DrainState, Health, OrchestratorStatus, Ready,
+};
 use kici_api::ports::{Answer, Caller, System};
 use kici_dispatch::Dispatcher;
 use kici_engine::ids::InstanceId;
 use kici_store::Store;
 use kici_store::model::DeliveryStatus;
 use kici_telemetry::metrics::Metrics;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::background::Statuses;
 use crate::logs::LogAppender;
 
 /// Limit of the database's answer in `ready`.
@@ -37,6 +41,9 @@ pub(crate) struct Node {
     pub(crate) warm: AtomicBool,
     pub(crate) stopping: AtomicBool,
     pub(crate) drain_reason: std::sync::Mutex<Option<String>>,
+    pub(crate) statuses: Arc<Statuses>,
+    /// This instance holds the lease.
+    pub(crate) leads: Arc<watch::Sender<bool>>,
 }
 
 impl Node {
@@ -157,6 +164,15 @@ impl System for Node {
         (*self.drain_reason.lock().unwrap_or_else(std::sync::PoisonError::into_inner)).clone_from(&request.reason);
         self.dispatcher.drain(request.drain);
         Ok(self.state())
+    }
+
+    async fn status(&self, _caller: &Caller) -> Answer<OrchestratorStatus> {
+        Ok(OrchestratorStatus {
+            instance_id: self.instance.to_string(),
+            leader: *self.leads.borrow(),
+            drain: self.state(),
+            reconcilers: self.statuses.all(),
+        })
     }
 
     async fn diagnose(&self, _caller: &Caller) -> Answer<Diagnosis> {

@@ -1,10 +1,12 @@
 //! Sessions of agents against a dispatcher over a real store: the acceptance list of dispatch, by number.
 
+mod crashes;
 mod ending;
 mod fanout;
 mod handover;
 mod reboot;
 mod registration;
+mod siblings;
 mod support;
 mod turns;
 

@@ -131,7 +131,10 @@ impl State {
             let key = job.job;
             tracing::warn!(job = %key, name = job.name, workflow = job.workflow, killed, "a job was held when the agent died");
             let _ = std::fs::remove_dir_all(config.work_dir.join(key.file_name()));
-            self.give_up(&mut left, key, clock).map_err(at(&self.dir))?;
+            // Of one that had not started nothing is said: the orchestrator gives it to an agent again.
+            if job.started {
+                self.give_up(&mut left, key, clock).map_err(at(&self.dir))?;
+            }
             self.journal.done(key).map_err(at(&self.dir))?;
         }
         let dir = self.dir.join("spool");
@@ -148,7 +151,7 @@ impl State {
         Ok(left)
     }
 
-    /// A job that died with the agent ends as failed, unless its result is in the outbox already.
+    /// A job that ran when the agent died ends as failed, unless its result is in the outbox already.
     fn give_up(&self, left: &mut Leftovers, key: JobKey, clock: &dyn Clock) -> io::Result<()> {
         let Some((_, outbox)) = &left.outbox else { return Ok(()) };
         let known = left.parcels.iter_mut().find(|(job, _)| *job == key);

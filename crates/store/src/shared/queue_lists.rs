@@ -123,7 +123,12 @@ pub(crate) async fn queue_unstarted_since(
         .filter(is_held())
         .filter(dispatch_queue::status.eq(QueueStatus::Dispatched.as_str()))
         .filter(dispatch_queue::started_at.is_null())
-        .filter(dispatch_queue::dispatched_at.lt(before))
+        .filter(
+            // A row of an older version may lack the time.
+            dispatch_queue::dispatched_at
+                .lt(before)
+                .or(dispatch_queue::dispatched_at.is_null().and(dispatch_queue::created_at.lt(before))),
+        )
         .filter(jobs::last_heartbeat_at.is_null().or(jobs::last_heartbeat_at.lt(before)))
         .order((dispatch_queue::created_at, dispatch_queue::id))
         .limit(i64::from(*limit))

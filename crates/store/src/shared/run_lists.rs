@@ -115,6 +115,20 @@ pub(crate) async fn runs_open(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<V
     Ok(ids.into_iter().map(Into::into).collect())
 }
 
+pub(crate) async fn runs_idle(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<Vec<RunId>, StoreError> {
+    let rows = dispatch_queue::table.filter(dispatch_queue::run_id.eq(runs::id)).filter(super::queue::is_open());
+    let ids: Vec<DbId> = runs::table
+        .filter(is_open())
+        .filter(runs::created_at.lt(DbTs::from(*before)))
+        .filter(diesel::dsl::not(diesel::dsl::exists(rows)))
+        .order((runs::created_at, runs::id))
+        .limit(i64::from(*limit))
+        .select(runs::id)
+        .load(conn)
+        .await?;
+    Ok(ids.into_iter().map(Into::into).collect())
+}
+
 pub(crate) async fn runs_past_deadline(conn: &mut Conn, ctx: &Ctx, limit: &u32) -> Result<Vec<RunId>, StoreError> {
     let ids: Vec<DbId> = runs::table
         .filter(is_open())
@@ -175,7 +189,7 @@ pub(crate) async fn jobs_stale(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u3
         .inner_join(jobs::table)
         .filter(is_held())
         .filter(jobs::status.eq_any(running))
-        .filter(jobs::started_at.lt(before))
+        .filter(jobs::started_at.lt(before).or(jobs::started_at.is_null().and(jobs::created_at.lt(before))))
         .filter(jobs::last_heartbeat_at.lt(before).or(jobs::last_heartbeat_at.is_null()))
         .limit(i64::from(*limit))
         .select((

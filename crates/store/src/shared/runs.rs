@@ -470,17 +470,22 @@ pub(crate) async fn fail_at(
     settle::settle(conn, ctx, state, Some(activate)).await
 }
 
-pub(crate) async fn run_advance(
+/// Lets a run go on that nothing moves any more. None when it moves by itself, or has ended.
+pub(crate) async fn run_unstick(
     conn: &mut Conn,
     ctx: &Ctx,
     id: &RunId,
     activate: &Arc<dyn Activate>,
 ) -> Result<Option<Effects>, StoreError> {
-    let Some(state) = settle::load(conn, *id).await? else { return Ok(None) };
-    if state.run.status.is_terminal() {
+    let Some(mut state) = settle::load(conn, *id).await? else { return Ok(None) };
+    if state.run.status.is_terminal() || !state.open.is_empty() {
         return Ok(None);
     }
-    settle::settle(conn, ctx, state, Some(&**activate)).await.map(Some)
+    settle::advance_fully(conn, ctx, &mut state, Some(&**activate)).await?;
+    state.fail_unreachable(ctx.now)?;
+    let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
+    Ok((effects.run_finished || !effects.newly_queued.is_empty() || !effects.finished_jobs.is_empty())
+        .then_some(effects))
 }
 
 pub(crate) async fn run_cancel(

@@ -173,6 +173,18 @@ pub(crate) async fn finish_advance(
     state: &mut RunState,
     activate: Option<&dyn Activate>,
 ) -> Result<(), StoreError> {
+    advance_fully(conn, ctx, state, activate).await?;
+    state.conclude(ctx.now);
+    Ok(())
+}
+
+/// As [`finish_advance`], without bringing the run's own columns up to date.
+pub(crate) async fn advance_fully(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    state: &mut RunState,
+    activate: Option<&dyn Activate>,
+) -> Result<(), StoreError> {
     let mut lock: Option<Arc<Vec<u8>>> = None;
     loop {
         let advanced = state.advance(ctx.now, activate, lock.as_ref(), &|| ctx.take_room())?;
@@ -191,7 +203,6 @@ pub(crate) async fn finish_advance(
             Advanced::WantsSlots => slots::acquire(conn, ctx, state).await?,
         }
     }
-    state.conclude(ctx.now);
     Ok(())
 }
 

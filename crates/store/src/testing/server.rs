@@ -232,3 +232,9 @@ fn user() -> String {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     line.split_whitespace().next().unwrap_or("0").to_owned()
 }
+
+/// Runs a statement in the database of a test.
+pub(super) async fn execute_in(url: &str, sql: &str) {
+    let mut conn = AsyncPgConnection::establish(url).await.expect("the test database answers");
+    conn.batch_execute(sql).await.expect("the statement runs");
+}

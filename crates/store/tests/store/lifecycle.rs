@@ -292,3 +292,36 @@ async fn runs_are_listed_newest_first_in_pages() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_nothing_moves_is_found_and_goes_on_or_ends_with_a_reason() {
+    TestStore::each(|t| async move {
+        let success = [JobStatus::Success];
+        // No compiled workflow has such needs.
+        let circle = Plan::new("circle").job("a").job("b").needs("a", "b", &success).needs("b", "a", &success);
+        let circle = circle.create(&t).await.run_id;
+        let waiting = Plan::new("waiting").queued("c").create(&t).await.run_id;
+        let lost = Plan::new("lost").queued("d").create(&t).await.run_id;
+        // A completion that was not carried out.
+        t.sql(&format!(
+            "DELETE FROM dispatch_queue WHERE run_id = '{0}'; UPDATE jobs SET status = 'success' WHERE run_id = '{0}'",
+            lost.uuid()
+        ))
+        .await;
+        t.clock.advance(Duration::from_secs(10));
+        let found = t.store.runs_idle(t.clock.now(), 10).await.unwrap();
+        assert_eq!(found, [circle, lost], "a run with a row in the queue moves by itself");
+        assert!(t.store.runs_idle(t.clock.now().minus(Duration::from_secs(10)), 10).await.unwrap().is_empty());
+        assert!(t.store.run_unstick(waiting, enqueue()).await.unwrap().is_none());
+        let effects = t.store.run_unstick(lost, enqueue()).await.unwrap().unwrap();
+        assert!(effects.run_finished);
+        assert_eq!(effects.run.status, RunStatus::Success);
+        let effects = t.store.run_unstick(circle, enqueue()).await.unwrap().unwrap();
+        assert_eq!((effects.run.status, effects.finished_jobs.len()), (RunStatus::Failed, 2));
+        let job = t.store.jobs_of_run(circle).await.unwrap().remove(0);
+        assert_eq!(job.failure_reason, Some(FailureReason::NeedsDeadlock));
+        assert_eq!(job.failure_message.as_deref(), Some("it needs b and nothing is left that could end them"));
+        assert!(t.store.runs_idle(t.clock.now(), 10).await.unwrap().is_empty());
+    })
+    .await;
+}

@@ -144,6 +144,7 @@ pub fn table() -> Vec<Route> {
             .scoped(),
         Route::new(get(), "/api/v1/admin/drain", P::ClusterRead, A::Diagnostics, system::drain_state),
         Route::new(post(), "/api/v1/admin/drain", P::OrchestratorDrain, A::OrchestratorDrain, system::drain),
+        Route::new(get(), "/api/v1/admin/status", P::ClusterRead, A::Diagnostics, system::status),
         Route::new(get(), "/api/v1/admin/diagnose", P::ClusterRead, A::Diagnostics, system::diagnose),
         Route::new(get(), "/api/v1/admin/access-log", P::AccessLogRead, A::AccessLogList, system::access_log),
     ]

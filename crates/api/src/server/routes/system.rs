@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 
 use crate::dto::access_log::{AccessFilter, AccessView};
-use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, Ready};
+use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, OrchestratorStatus, Ready};
 use crate::page::{Page, PageQuery};
 use crate::ports::{Answer, Caller, Ports};
 use crate::server::openapi;
@@ -61,6 +61,12 @@ pub async fn drain_state(State(ports): State<Ports>, caller: Caller) -> Answer<J
     responses((status = 200, body = DrainState)))]
 pub async fn drain(State(ports): State<Ports>, caller: Caller, Body(request): Body<Drain>) -> Answer<Json<DrainState>> {
     ports.system.drain(&caller, &request).await.map(Json)
+}
+
+/// How the node and its background work are.
+#[utoipa::path(get, path = "/api/v1/admin/status", tag = "system", responses((status = 200, body = OrchestratorStatus)))]
+pub async fn status(State(ports): State<Ports>, caller: Caller) -> Answer<Json<OrchestratorStatus>> {
+    ports.system.status(&caller).await.map(Json)
 }
 
 /// Checks the node and what it depends on.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod robot;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -85,7 +87,8 @@ pub async fn each_with(change: impl Fn(&mut DispatchConfig), test: impl AsyncFn(
     .await;
 }
 
-fn keep_time(clock: Arc<ManualClock>) -> AbortOnDropHandle<()> {
+/// Lets a clock follow the real one.
+pub fn keep_time(clock: Arc<ManualClock>) -> AbortOnDropHandle<()> {
     let pace = Duration::from_millis(5);
     AbortOnDropHandle::new(TaskTracker::new().spawn(async move {
         let mut ticks = tokio::time::interval(pace);
@@ -486,9 +489,22 @@ impl Agent {
         }
     }
 
+    /// The next frame, or nothing in its place after an acknowledgement; none when the session has ended.
+    pub async fn maybe_next_or_ack(&mut self) -> Option<Option<Down>> {
+        if self.early.is_empty() {
+            // Unlike others, a robot may have nothing to do for as long as it likes.
+            self.take_in().await?;
+        }
+        Some(self.early.pop_front())
+    }
+
     /// Takes in one frame; none when the session has ended.
     async fn read(&mut self) -> Option<()> {
-        let frame = tokio::time::timeout(PATIENCE, self.down.next()).await.expect("a frame comes")?.ok()?;
+        tokio::time::timeout(PATIENCE, self.take_in()).await.expect("a frame comes")
+    }
+
+    async fn take_in(&mut self) -> Option<()> {
+        let frame = self.down.next().await?.ok()?;
         match frame.frame.expect("the frame is known") {
             Down::FrameAck(ack) => {
                 assert!(ack.up_to_seq > self.acked, "acknowledgements rise");
