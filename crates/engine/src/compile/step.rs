@@ -199,7 +199,7 @@ impl Walk<'_> {
         }
         self.step_fields(&mut step, fields, before, around);
         if let Some(entry) = fields.get("retry") {
-            step.retry = self.within("retry", |walk| walk.retry(&entry.value, &owner));
+            step.retry = self.within("retry", |walk| walk.step_retry(&entry.value, &owner));
         }
         if let Some(entry) = fields.get("hooks") {
             let scope = around.scope("hooks", before);

@@ -21,7 +21,7 @@ impl Walk<'_> {
     /// `concurrency`: the name of a group, or a map.
     pub(super) fn concurrency(&mut self, node: &Node, scope: &Scope) -> Option<Concurrency> {
         let Data::Map(_) = node.data else {
-            let group = self.group(node, scope)?;
+            let group = self.turn_group(node, scope)?;
             return Some(Concurrency { group, max: 1, cancel_in_progress: false });
         };
         let fields = self.fields(node, &keys::CONCURRENCY, "`concurrency`")?;
@@ -31,7 +31,7 @@ impl Walk<'_> {
                 .help("for example `group: \"deploy-${{ branch }}\"`");
             return None;
         };
-        let group = self.within("group", |walk| walk.group(&entry.value, scope));
+        let group = self.within("group", |walk| walk.turn_group(&entry.value, scope));
         let max = match fields.get("max") {
             Some(entry) => self.within("max", |walk| walk.int(&entry.value, 1, MAX_SLOTS)),
             None => Some(1),
@@ -43,7 +43,7 @@ impl Walk<'_> {
         Some(Concurrency { group: group?, max: u32::try_from(max?).ok()?, cancel_in_progress: cancel_in_progress? })
     }
 
-    fn group(&mut self, node: &Node, scope: &Scope) -> Option<Value> {
+    fn turn_group(&mut self, node: &Node, scope: &Scope) -> Option<Value> {
         let group = self.template(node, scope)?;
         if let Value::Static { r#static: text } = &group {
             let length = text.chars().count();

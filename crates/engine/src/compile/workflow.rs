@@ -8,6 +8,7 @@ use crate::yaml::{Data, Entry, Node, Span};
 
 use super::job::{Defaults, Place};
 use super::keys;
+use super::scope::NeedNames;
 use super::scope::{self, Inputs, JobNames};
 use super::step::Around;
 use super::walk::{Fields, Walk};
@@ -19,6 +20,11 @@ const MAX_JOBS: usize = 256;
 pub(super) struct Named {
     pub(super) workflow: Workflow,
     pub(super) place: Span,
+}
+
+/// What a job shows to those that need it.
+fn shown(job: &Job) -> NeedNames {
+    NeedNames { outputs: job.outputs.keys().cloned().collect(), hosts: job.runs_on_all.is_some() }
 }
 
 impl Walk<'_> {
@@ -192,7 +198,8 @@ impl Walk<'_> {
     fn run_hooks(&mut self, entry: &Entry, jobs: &[Job], defaults: &Defaults, inputs: &Inputs) -> Option<Job> {
         let names = JobNames {
             matrix: Some(Vec::new()),
-            needs: jobs.iter().map(|job| (job.name.clone(), job.outputs.keys().cloned().collect())).collect(),
+            hosts: false,
+            needs: jobs.iter().map(|job| (job.name.clone(), shown(job))).collect(),
         };
         let place = Place { defaults, inputs, jobs: &[] };
         let around = Around { place: &place, names: &names, job: RUN_HOOKS_JOB };

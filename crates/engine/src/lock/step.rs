@@ -48,7 +48,7 @@ pub struct Step {
     pub timeout_ms: Option<u64>,
     /// When it is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub retry: Option<Retry>,
+    pub retry: Option<StepRetry>,
     /// The group it belongs to, as an index into the job's `groups`; the steps of a group follow each other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
@@ -161,7 +161,7 @@ pub enum Backoff {
 
 /// When a step that failed is tried again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Retry {
+pub struct StepRetry {
     /// How often it is tried at most, the first time included.
     pub attempts: u32,
     /// Pause after the first attempt, in milliseconds.
@@ -176,7 +176,7 @@ pub struct Retry {
     pub on_exit: Vec<i32>,
 }
 
-impl Retry {
+impl StepRetry {
     /// The pause in milliseconds before the next attempt, after attempt number `attempt` (from 1) failed with `exit_code`; none
     /// when there is no next one.
     pub fn pause(&self, attempt: u32, exit_code: Option<i32>) -> Option<u64> {
@@ -305,8 +305,8 @@ pub struct Rule {
 mod tests {
     use super::*;
 
-    fn retry(attempts: u32, backoff: Backoff, on_exit: &[i32]) -> Retry {
-        Retry { attempts, delay_ms: 1000, backoff, max_delay_ms: 5000, on_exit: on_exit.to_vec() }
+    fn retry(attempts: u32, backoff: Backoff, on_exit: &[i32]) -> StepRetry {
+        StepRetry { attempts, delay_ms: 1000, backoff, max_delay_ms: 5000, on_exit: on_exit.to_vec() }
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub async fn run(
     stop: &watch::Receiver<Stop>,
 ) -> Result<Summary, LocalError> {
     let scope = Scope { workflow, event, run: RunInfo { id: RunId::mint(&*settings.ids), attempt: 1 } };
-    let plan = match plan::plan_run(scope)? {
+    let plan = match plan::plan_run(scope, &plan::Fleet::default())? {
         Planned::Run(plan) => plan,
         Planned::Declined { reason } => return Err(LocalError::Declined { workflow: workflow.name.clone(), reason }),
     };
@@ -252,7 +252,7 @@ impl Job<'_> {
         let entry = &self.board.entries()[self.at];
         let needs = self.board.needs_of(self.at);
         let plan = &entry.plan;
-        let reference = JobRef { name: &plan.name, job_index: plan.job_index, matrix: &plan.matrix, needs: &needs };
+        let reference = JobRef { name: &plan.name, job_index: plan.job_index, matrix: &plan.matrix, fanout: plan.fanout.as_ref(), needs: &needs };
         let spec = match plan::job_spec(self.scope, reference) {
             Ok(spec) => spec,
             Err(message) => return Ok(Err(message)),

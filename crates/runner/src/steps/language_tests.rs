@@ -1,7 +1,7 @@
 //! Retries, checks, waiting, groups, hooks and init.
 
 use kici_engine::check::CheckResult;
-use kici_engine::lock::{Action, Backoff, Check, Composite, Group, Probe, Retry, WaitFor};
+use kici_engine::lock::{Action, Backoff, Check, Composite, Group, Probe, StepRetry, WaitFor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::tests::*;
@@ -11,8 +11,8 @@ fn named(id: &str, run: &str) -> Step {
     Step { id: Some(id.into()), ..script(run) }
 }
 
-fn retry(attempts: u32, on_exit: &[i32]) -> Option<Retry> {
-    Some(Retry { attempts, delay_ms: 1, backoff: Backoff::Fixed, max_delay_ms: 1, on_exit: on_exit.to_vec() })
+fn retry(attempts: u32, on_exit: &[i32]) -> Option<StepRetry> {
+    Some(StepRetry { attempts, delay_ms: 1, backoff: Backoff::Fixed, max_delay_ms: 1, on_exit: on_exit.to_vec() })
 }
 
 fn check(look: &str, apply: &str) -> Check {
@@ -79,7 +79,7 @@ async fn an_exit_code_that_is_not_named_and_the_last_attempt_are_final() {
 async fn a_cancel_ends_the_pause_between_attempts() {
     let dir = tempfile::tempdir().expect("a directory");
     let slow =
-        Retry { attempts: 3, delay_ms: 600_000, backoff: Backoff::Fixed, max_delay_ms: 600_000, on_exit: vec![] };
+        StepRetry { attempts: 3, delay_ms: 600_000, backoff: Backoff::Fixed, max_delay_ms: 600_000, on_exit: vec![] };
     let job = job(&dir, vec![Step { retry: Some(slow), ..script("exit 1") }]);
     let (tx, mut stop) = watch::channel(Stop::Run);
     let heard = Heard::default();
