@@ -87,13 +87,13 @@ pub(crate) fn convert(
         }
     }
     out.put("on", from, Y::Map(on));
-    if let Some(workflow) = root.fields("workflow") {
-        if let Some(rules) = workflow.take("rules") {
-            let rules = resolver.node(rules);
-            let made = rules::of_rules(&rules, &workflow.at("rules"), &variables.fixed, report);
-            if made.condition != "true" {
-                out.text("if", from, made.condition);
-            }
+    if let Some(workflow) = root.fields("workflow")
+        && let Some(rules) = workflow.take("rules")
+    {
+        let rules = resolver.node(rules);
+        let made = rules::of_rules(&rules, &workflow.at("rules"), &variables.fixed, report);
+        if made.condition != "true" {
+            out.text("if", from, made.condition);
         }
     }
     out.some("env", from, Y::Map(variables.env()));

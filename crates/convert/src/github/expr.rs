@@ -447,7 +447,7 @@ mod tests {
                 "(matrix.os == 'x') || (!((has(matrix.extra) ? matrix.extra : '') in ['', 'false', '0']))",
             ),
             ("${{ matrix.nothing }}", "false"),
-            ("matrix.os == 3", "matrix.os == string(3)"),
+            ("matrix.os == 3", "matrix.os == (string(3))"),
             ("inputs.deep", "(has(inputs.deep) ? inputs.deep : false)"),
             ("needs.A.result == 'failure'", "needs.a.status == 'failed'"),
             ("needs.A.outputs.v == 'true'", "(has(needs.a.outputs.v) ? needs.a.outputs.v : '') == 'true'"),

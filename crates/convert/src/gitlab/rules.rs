@@ -267,11 +267,11 @@ impl Parser<'_> {
             let matches = format!("{}.matches({})", unit_text(&self.cel(&left)?), quote(&source));
             return Ok(if negative { format!("!{matches}") } else { matches });
         }
-        if let (Side::Variable(name), Side::Text(word)) = (&left, &right) {
-            if let Some(known) = special(name, word) {
-                let known = known?;
-                return Ok(if negative { format!("!{}", unit(&known)) } else { known });
-            }
+        if let (Side::Variable(name), Side::Text(word)) = (&left, &right)
+            && let Some(known) = special(name, word)
+        {
+            let known = known?;
+            return Ok(if negative { format!("!{}", unit(&known)) } else { known });
         }
         Ok(format!("{} {operator} {}", unit_text(&self.cel(&left)?), self.cel(&right)?))
     }

@@ -15,7 +15,11 @@ use crate::lock::{Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflo
 /// The payload is there if the workflow reads it.
 pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Needs) -> Context {
     let event = scope.event;
-    let shown = if wants_payload(scope.workflow) { json(event) } else { json(&event.without_payload()) };
+    let mut shown = if wants_payload(scope.workflow) { json(event) } else { json(&event.without_payload()) };
+    // An event without a document has an empty one, so that `has(event.payload.x)` is false and no fault.
+    if let Some(payload @ Json::Null) = shown.get_mut("payload") {
+        *payload = json!({});
+    }
     let text = |value: Option<&str>| Json::from(value.unwrap_or_default());
     Context::new()
         .with("event", shown)
