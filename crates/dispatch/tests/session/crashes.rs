@@ -118,6 +118,9 @@ async fn scenario(database: Database, write: usize) -> Option<Ended> {
         next.dispatcher.stop().await;
         next.store.close().await;
     } else {
+        // All had ended: what background work writes from here on is not part of it.
+        stored.store.death().behind(usize::MAX);
+        stored.store.death().over();
         check(&world, &ledger, &jobs, &endless, write, death).await;
     }
     Some(Ended { death })
