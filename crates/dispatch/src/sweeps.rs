@@ -111,7 +111,13 @@ impl Reconciler for Entry {
     fn leader_only(&self) -> bool {
         matches!(
             self.sweep,
-            Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::LongWaits | Sweep::Roster | Sweep::LeftSlots | Sweep::IdleRuns
+            Sweep::ExpiredAcks
+                | Sweep::ExpiredRecoveries
+                | Sweep::StuckCancels
+                | Sweep::LongWaits
+                | Sweep::Roster
+                | Sweep::LeftSlots
+                | Sweep::IdleRuns
         )
     }
 

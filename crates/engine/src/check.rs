@@ -26,6 +26,7 @@ impl CheckMode {
     }
 }
 
+#[allow(clippy::derivable_impls, reason = "the macro above derives the same for all its enums")]
 impl Default for CheckMode {
     fn default() -> Self {
         Self::Apply

@@ -406,6 +406,8 @@ facade! {
     read run_lists::runs_past_deadline(limit: u32) -> Vec<RunId>;
     /// Open runs without a row in the queue that were created before `before`, oldest first: nothing will move them.
     read run_lists::runs_idle(before: Ts, limit: u32) -> Vec<RunId>;
+    /// Lets jobs of a run go on whose turn has come. None when it has ended.
+    write(Lane::of(id.uuid())) runs::run_advance(id: RunId, activate: Arc<dyn Activate>) -> Option<Effects>;
     /// Lets an idle run go on: activates what is ready, fails jobs whose needs can never be met, and concludes the run.
     write(Lane::of(id.uuid())) runs::run_unstick(id: RunId, activate: Arc<dyn Activate>) -> Option<Effects>;
     /// Runs that have been cancelling since before `before`.

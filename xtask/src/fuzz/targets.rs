@@ -82,7 +82,13 @@ fn run_of(workflow: &Workflow) {
     let Ok(Planned::Run(plan)) = plan_run(scope, &Fleet::default()) else { return };
     let needs = BTreeMap::new();
     for job in plan.jobs.iter().take(20) {
-        let job = JobRef { name: &job.name, job_index: job.job_index, matrix: &job.matrix, fanout: job.fanout.as_ref(), needs: &needs };
+        let job = JobRef {
+            name: &job.name,
+            job_index: job.job_index,
+            matrix: &job.matrix,
+            fanout: job.fanout.as_ref(),
+            needs: &needs,
+        };
         activate(scope, job, None);
         let _ = job_spec(scope, job);
     }

@@ -43,17 +43,13 @@ async fn a_job_runs_on_every_declared_host_and_the_one_behind_it_sees_each_resul
     let request = DeclareHost { labels: Some(vec!["default".into()]), ..DeclareHost::default() };
     assert!(stack.client.declare_host(&away, &request).await.unwrap().1);
     let ready = HostFilter { selector: Some("default,status=ready".into()), ..HostFilter::default() };
-    until("both hosts to be ready", async || {
-        (stack.client.hosts(&ready).await.ok()?.items.len() == 2).then_some(())
-    })
-    .await;
-    let preview = PreviewHosts {
-        selector: "default".into(),
-        on_unreachable: OnUnreachable::Skip,
-        include_uninitialized: true,
-    };
+    until("both hosts to be ready", async || (stack.client.hosts(&ready).await.ok()?.items.len() == 2).then_some(()))
+        .await;
+    let preview =
+        PreviewHosts { selector: "default".into(), on_unreachable: OnUnreachable::Skip, include_uninitialized: true };
     let preview = stack.client.preview_hosts(&preview).await.unwrap();
-    let effects: Vec<_> = preview.hosts.iter().map(|host| (host.id.as_str(), host.status, host.effect.clone())).collect();
+    let effects: Vec<_> =
+        preview.hosts.iter().map(|host| (host.id.as_str(), host.status, host.effect.clone())).collect();
     let expected = [
         ("a1", HostStatus::Ready, Reach::Run),
         ("a2", HostStatus::Ready, Reach::Run),

@@ -383,7 +383,8 @@ fn rules_that_do_not_hold_are_named_by_their_labels() {
     assert_eq!(plan(&of_job).jobs[0].start, Start::Now(Activation::Skip { reason }));
     let broken = json!([{"if": "event.payload.missing", "label": "x"}]);
     let broken = workflow(json!({"rules": broken}), &[job("a", json!({}))]);
-    let error = plan_run(Scope { workflow: &broken, event: &event(), run: run() }, &Fleet::default()).unwrap_err().to_string();
+    let error =
+        plan_run(Scope { workflow: &broken, event: &event(), run: run() }, &Fleet::default()).unwrap_err().to_string();
     assert!(error.starts_with("`rules` of workflow `ci`: x: "), "{error}");
 }
 
@@ -404,7 +405,8 @@ fn the_hooks_of_a_workflow_are_steps_that_fit_the_end_of_its_jobs() {
         (JobStatus::Cancelled, "cancelled", vec!["sweep"], true),
     ] {
         let needs = Needs::from([("a".to_owned(), NeedResult { status, outputs: BTreeMap::new(), hosts: None })]);
-        let job = JobRef { name: crate::lock::RUN_HOOKS_JOB, job_index: 1, matrix: &matrix, fanout: None, needs: &needs };
+        let job =
+            JobRef { name: crate::lock::RUN_HOOKS_JOB, job_index: 1, matrix: &matrix, fanout: None, needs: &needs };
         assert!(matches!(activate(scope, job, None), Activation::Enqueue { .. }));
         let spec = job_spec(scope, job).unwrap();
         assert_eq!((spec.outcome.as_deref(), spec.hooks.is_empty()), (Some(outcome), true));
@@ -426,7 +428,10 @@ fn the_hooks_of_a_workflow_are_steps_that_fit_the_end_of_its_jobs() {
             job(crate::lock::RUN_HOOKS_JOB, json!({"steps": [], "hooks": {"on_failure": [hook("bad")]}})),
         ],
     );
-    let needs = Needs::from([("a".to_owned(), NeedResult { status: JobStatus::Success, outputs: BTreeMap::new(), hosts: None })]);
+    let needs = Needs::from([(
+        "a".to_owned(),
+        NeedResult { status: JobStatus::Success, outputs: BTreeMap::new(), hosts: None },
+    )]);
     let job = JobRef { name: crate::lock::RUN_HOOKS_JOB, job_index: 1, matrix: &matrix, fanout: None, needs: &needs };
     let nothing = activate(Scope { workflow: &lone, ..scope }, job, None);
     assert!(matches!(nothing, Activation::Skip { reason } if reason.contains("ended as success")));

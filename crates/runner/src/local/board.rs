@@ -134,7 +134,13 @@ impl<'a> Board<'a> {
             for at in found.ready {
                 let needs = self.needs_of(at);
                 let plan = &self.entries[at].plan;
-                let job = JobRef { name: &plan.name, job_index: plan.job_index, matrix: &plan.matrix, fanout: plan.fanout.as_ref(), needs: &needs };
+                let job = JobRef {
+                    name: &plan.name,
+                    job_index: plan.job_index,
+                    matrix: &plan.matrix,
+                    fanout: plan.fanout.as_ref(),
+                    needs: &needs,
+                };
                 let activation = plan::activate(self.scope, job, None);
                 self.apply(at, activation);
             }
@@ -162,7 +168,11 @@ impl<'a> Board<'a> {
     fn result(&self, base: &str) -> Option<NeedResult> {
         let variants: Vec<&Entry> = self.entries.iter().filter(|entry| entry.plan.base_name == base).collect();
         let status = needs::aggregate(variants.iter().map(|entry| entry.status))?;
-        Some(NeedResult { status, outputs: needs::merge_outputs(variants.iter().map(|entry| &entry.outputs)), hosts: None })
+        Some(NeedResult {
+            status,
+            outputs: needs::merge_outputs(variants.iter().map(|entry| &entry.outputs)),
+            hosts: None,
+        })
     }
 }
 

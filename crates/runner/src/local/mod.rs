@@ -252,7 +252,13 @@ impl Job<'_> {
         let entry = &self.board.entries()[self.at];
         let needs = self.board.needs_of(self.at);
         let plan = &entry.plan;
-        let reference = JobRef { name: &plan.name, job_index: plan.job_index, matrix: &plan.matrix, fanout: plan.fanout.as_ref(), needs: &needs };
+        let reference = JobRef {
+            name: &plan.name,
+            job_index: plan.job_index,
+            matrix: &plan.matrix,
+            fanout: plan.fanout.as_ref(),
+            needs: &needs,
+        };
         let spec = match plan::job_spec(self.scope, reference) {
             Ok(spec) => spec,
             Err(message) => return Ok(Err(message)),

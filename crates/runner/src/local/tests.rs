@@ -80,6 +80,7 @@ fn event() -> Event {
         commit_message: None,
         inputs: BTreeMap::new(),
         requested_workflow: None,
+        check_mode: Default::default(),
         payload: Json::Null,
         chain_depth: 0,
     }

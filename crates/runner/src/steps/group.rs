@@ -72,7 +72,7 @@ impl Run<'_> {
                         Stop::Graceful { .. } => !self.stopping,
                         Stop::Force { .. } | Stop::Abandon { .. } => true,
                     };
-                    if !stopped && !(fail_fast && failed) {
+                    if !(stopped || fail_fast && failed) {
                         running.extend(waiting.next().map(start));
                     }
                 }

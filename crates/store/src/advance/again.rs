@@ -36,7 +36,8 @@ impl RunState {
     ) -> Option<Again> {
         let job = self.jobs[at].clone();
         let attempt = job.attempt;
-        let failed = ReadyJob { run: self.run.clone(), job, lock_json: Arc::clone(lock), needs: Default::default(), host: None };
+        let failed =
+            ReadyJob { run: self.run.clone(), job, lock_json: Arc::clone(lock), needs: Default::default(), host: None };
         let again = activate.again(&failed)?;
         (again.policy.on.contains(&reason.class()) && attempt <= again.policy.attempts).then_some(again)
     }

@@ -22,6 +22,7 @@ impl Activate for Always {
             expires_at: None,
             priority: 0,
             pinned_agent_id: None,
+            slot: None,
         })
     }
 }
@@ -56,6 +57,8 @@ fn run() -> Run {
         inputs: BTreeMap::new(),
         request_id: String::new(),
         chain_depth: 0,
+        concurrency: None,
+        logs_expired_at: None,
         created_at: NOW,
         started_at: None,
         finished_at: None,
@@ -141,7 +144,7 @@ proptest! {
         let lock = Arc::new(Vec::new());
         let settle = |state: &mut RunState, model: &mut Model| {
             model.settle();
-            let advanced = state.advance(NOW, Some(&Always), Some(&lock)).unwrap();
+            let advanced = state.advance(NOW, Some(&Always), Some(&lock), &|| Ok(())).unwrap();
             prop_assert_eq!(advanced, Advanced::Stable);
             let now: Vec<JobStatus> = state.jobs.iter().map(|job| job.status).collect();
             prop_assert_eq!(&now, &model.jobs);

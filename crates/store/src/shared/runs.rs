@@ -470,6 +470,19 @@ pub(crate) async fn fail_at(
     settle::settle(conn, ctx, state, Some(activate)).await
 }
 
+pub(crate) async fn run_advance(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    id: &RunId,
+    activate: &Arc<dyn Activate>,
+) -> Result<Option<Effects>, StoreError> {
+    let Some(state) = settle::load(conn, *id).await? else { return Ok(None) };
+    if state.run.status.is_terminal() {
+        return Ok(None);
+    }
+    settle::settle(conn, ctx, state, Some(&**activate)).await.map(Some)
+}
+
 /// Lets a run go on that nothing moves any more. None when it moves by itself, or has ended.
 pub(crate) async fn run_unstick(
     conn: &mut Conn,

@@ -95,7 +95,7 @@ fn explained(resolved: &Resolved, event: &Event, changed: &ChangedFiles) -> Expl
         return one;
     }
     let run = RunInfo { id: RunId::from_uuid(Default::default()), attempt: 1 };
-    match plan::plan_run(Scope { workflow, event, run }) {
+    match plan::plan_run(Scope { workflow, event, run }, &plan::Fleet::default()) {
         Ok(Planned::Run(plan)) => one.jobs = plan.jobs.into_iter().map(|job| job.name).collect(),
         Ok(Planned::Declined { reason }) => one.declined = Some(reason),
         Err(error) => one.declined = Some(error.to_string()),

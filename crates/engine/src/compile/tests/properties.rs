@@ -18,7 +18,7 @@ fn check(source: &str) {
     }
     for workflow in &compiled.workflows {
         assert!(!workflow.jobs.is_empty());
-        assert!(workflow.jobs.iter().all(|job| job.is_run_hooks() != (!job.steps.is_empty())));
+        assert!(workflow.jobs.iter().all(|job| job.is_run_hooks() == job.steps.is_empty()));
         let asks = |job: &crate::lock::Job| match &job.runs_on_all {
             Some(hosts) => job.runs_on.is_empty() && job.matrix.is_none() && !hosts.include.is_empty(),
             None => !job.runs_on.labels.is_empty(),
