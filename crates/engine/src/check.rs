@@ -26,6 +26,7 @@ impl CheckMode {
     }
 }
 
+#[allow(clippy::derivable_impls, reason = "the macro that makes the enum marks no variant")]
 impl Default for CheckMode {
     fn default() -> Self {
         Self::Apply

@@ -22,7 +22,7 @@ fn check(source: &str) {
             workflow
                 .jobs
                 .iter()
-                .all(|job| job.is_run_hooks() != (!job.steps.is_empty()) && !job.runs_on.labels.is_empty())
+                .all(|job| job.is_run_hooks() == job.steps.is_empty() && !job.runs_on.labels.is_empty())
         );
         let json = serde_json::to_string(workflow).unwrap();
         assert_eq!(&serde_json::from_str::<Workflow>(&json).unwrap(), workflow);
