@@ -72,7 +72,8 @@ impl Run<'_> {
                         Stop::Graceful { .. } => !self.stopping,
                         Stop::Force { .. } | Stop::Abandon { .. } => true,
                     };
-                    if !(stopped || fail_fast && failed) {
+                    let halted = stopped || (fail_fast && failed);
+                    if !halted {
                         running.extend(waiting.next().map(start));
                     }
                 }
