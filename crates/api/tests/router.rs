@@ -75,6 +75,7 @@ fn body_for(method: &Method, path: &str) -> Option<Json> {
         ("POST", "/api/v1/runs") => json!({ "source": "demo", "workflow": "ci" }),
         ("POST", "/api/v1/workflows/validate") => json!({ "files": [] }),
         ("POST", "/api/v1/admin/sources") => json!({ "name": "new", "kind": "local", "config": { "path": "/x" } }),
+        ("PUT", "/api/v1/admin/sources/{name}/secrets") => json!({ "secrets": { "webhook_secret": "new-secret" } }),
         ("POST", "/api/v1/admin/tokens") => json!({ "label": "x", "role": "auditor" }),
         ("POST", "/api/v1/admin/agents/{id}/drain" | "/api/v1/admin/drain") => json!({ "drain": true }),
         ("PUT", "/api/v1/admin/hosts/{id}") => json!({ "labels": ["role:web"] }),

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
+use crate::hosts::HostMatcher;
 use crate::labels::CompiledSelector;
 use crate::lock::{
     Action, BREAKING_FLOOR, Generator, Job, LockDocument, MAX_HOOK_MS, Matcher, SCHEMA_VERSION, Selector, Workflow,
@@ -172,6 +173,9 @@ fn check_job(job: &Job, known: &BTreeMap<&str, Vec<&str>>) -> Result<(), String>
     let open = |need: &&crate::lock::Need| need.run_on.is_empty() || need.run_on.iter().any(|s| !s.is_terminal());
     if let Some(need) = job.needs.iter().find(open) {
         return Err(format!("its need on `{}` names no statuses, or one that is not final", need.job));
+    }
+    if let Some(hosts) = &job.runs_on_all {
+        return HostMatcher::compile(hosts).map(|_| ()).map_err(|error| format!("runs_on_all: {error}"));
     }
     // What is rendered later is checked later.
     let fixed = |list: &[Matcher]| {

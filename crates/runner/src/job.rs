@@ -45,7 +45,7 @@ pub enum JobEvent {
     Accepted,
     /// It could not be written down: reject it.
     NotAccepted(String),
-    /// It is prepared: ask for the start.
+    /// It is as good as prepared: ask for the start.
     AskStart,
     /// A word that may be lost.
     Say(Box<agent_frame::Frame>),
@@ -166,6 +166,8 @@ impl Ctx {
                 return *outcome;
             }
         }
+        // What is left to prepare takes less than the answer.
+        self.tell(JobEvent::AskStart).await;
         let mut job = match self.prepare(&offer, spec, workspace, scratch) {
             Ok(job) => job,
             Err(error) => {
@@ -295,7 +297,6 @@ impl Ctx {
 
     /// No user code runs before this returned.
     async fn wait_for_grant(&mut self, deadline: Option<Instant>) -> Result<(), Box<Outcome>> {
-        self.tell(JobEvent::AskStart).await;
         let late = async {
             match deadline {
                 Some(deadline) => tokio::time::sleep_until(deadline).await,

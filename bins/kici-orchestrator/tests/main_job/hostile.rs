@@ -37,7 +37,7 @@ const INVALID: &[(&str, &str, &str)] = &[
     ("expression", "on: push\njobs: { a: { runs_on: default, if: 'event.(', run: 'true' } }\n", "if"),
     ("label", "on: push\njobs: { a: { runs_on: 'kici:host:x y', run: 'true' } }\n", "label"),
     ("twice", "on: push\njobs: { a: { runs_on: default, run: 'true' }, a: { runs_on: default, run: x } }\n", "twice"),
-    ("later", "on: push\nconcurrency: x\njobs: { a: { runs_on: default, run: 'true' } }\n", "not supported yet"),
+    ("later", "on: push\nregistries: [x]\njobs: { a: { runs_on: default, run: 'true' } }\n", "not supported yet"),
 ];
 
 const GOOD: &str = "on: push\njobs: { good: { runs_on: default, checkout: false, run: echo good } }\n";
@@ -99,7 +99,7 @@ async fn refused(stack: &Stack, method: &str, path: &str, body: Option<&str>) ->
 #[tokio::test]
 async fn bad_requests_get_a_client_error_that_names_the_field() {
     let stack = Stack::start(None).await;
-    let unknown = "run_01900000-0000-7000-8000-000000000001";
+    let unknown = "run_0fffffff-0000-7000-8000-000000000001";
     let source = "/api/v1/admin/sources";
     let long = "x".repeat(300);
     let long_name = format!(r#"{{"name": "{long}", "kind": "local", "config": {{"path": "/x"}}}}"#);

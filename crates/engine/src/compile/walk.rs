@@ -114,9 +114,12 @@ impl<'a> Walk<'a> {
     /// Remembers which outputs of other jobs an expression reads.
     pub(super) fn reads(&mut self, expr: &Expr) {
         for read in expr.references().iter().filter(|read| read.root == "needs") {
-            if read.path.get(1).is_none_or(|key| key != "status") {
-                let word = |at: usize| read.path.get(at).cloned().unwrap_or_default();
-                self.reads.insert((word(0), word(2)));
+            let word = |at: usize| read.path.get(at).cloned().unwrap_or_default();
+            match read.path.get(1).map(String::as_str) {
+                Some("status" | "summary") => {}
+                // Any of them may be read host by host.
+                Some("by_host") => drop(self.reads.insert((word(0), String::new()))),
+                _ => drop(self.reads.insert((word(0), word(2)))),
             }
         }
     }
