@@ -49,6 +49,8 @@ impl AgentGateway for Gateway {
         // The session vouches for the agent: it was authenticated when the session began.
         match self.dispatcher.owns(session, job).await {
             Ownership::Owned => {}
+            // A job that is tried again has another epoch already while the rest of this one's log is under way.
+            Ownership::StaleEpoch if self.dispatcher.ended_lately(job).await => {}
             Ownership::Unknown => return Err(Status::unavailable(NOT_ASSIGNED)),
             Ownership::NotOwned | Ownership::StaleEpoch => return Err(Status::permission_denied(NOT_ASSIGNED)),
         }

@@ -30,6 +30,9 @@ use crate::registry::{AgentView, Registry};
 use crate::timers::Timer;
 use crate::triage::LateTriage;
 
+/// How long after the end of a delivery whose job is tried again its agent may begin to bring logs.
+const LOGS_OF_RETRIED: std::time::Duration = std::time::Duration::from_secs(600);
+
 /// What the dispatcher is built on.
 #[derive(Clone)]
 pub struct Ports {
@@ -284,6 +287,21 @@ impl Dispatcher {
         match self.registry.identity(session) {
             Some(identity) => self.ownership_in_store(job, &identity.agent_id).await,
             None => Ownership::NotOwned,
+        }
+    }
+
+    /// Whether a delivery ended a short while ago and the job is tried again: its agent may still bring the rest of its logs.
+    pub async fn ended_lately(&self, job: JobRef) -> bool {
+        let now = self.clock.now();
+        let lately = |at: Ts| now.since(at) < LOGS_OF_RETRIED;
+        match self.store.dispatch_history(job.job_id).await {
+            Ok(history) => history.iter().any(|record| {
+                record.epoch == job.epoch
+                    && record.outcome.as_deref() == Some("retried")
+                    && record.ended_at.is_some_and(lately)
+            }),
+            // The agent asks again.
+            Err(_) => false,
         }
     }
 

@@ -25,7 +25,6 @@ use crate::offer::{millis, read_ref, wire_ref};
 use crate::ports::Change;
 use crate::registry::{Identity, Tracked};
 use crate::timers::{OUTBOX_GRACE, Timer};
-use crate::triage::KEEPS_RUNNING;
 
 /// Authentication must be over within this time.
 const AUTH_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
@@ -372,8 +371,6 @@ impl Dispatcher {
 
     /// Apart from the answer to the agent: the roster only informs operators and other instances.
     fn write_roster(self: &Arc<Self>, identity: &Identity, register: &Register, token: Option<&TokenFacts>) {
-        let mut properties = properties(register);
-        properties.insert(KEEPS_RUNNING.to_owned(), register.keep_running_when_fenced.into());
         let entry = RosterEntry {
             agent_id: identity.agent_id.clone(),
             token_id: identity.token_id,
@@ -386,7 +383,8 @@ impl Dispatcher {
             version: Some(identity.version.clone()),
             machine_id: identity.facts.machine_id.clone(),
             boot_id: Some(register.boot_id.clone()).filter(|id| !id.is_empty()),
-            properties,
+            keeps_running: register.keep_running_when_fenced,
+            properties: properties(register),
         };
         let seen = token.map(|token| (token.id, self.clock.now()));
         let this = self.clone();

@@ -316,7 +316,14 @@ impl Dispatcher {
         let before = self.clock.now().minus(self.config.stale_after);
         let mut changed = 0;
         for run in self.store.runs_idle(before, BATCH).await? {
-            let Some(effects) = self.store.run_unstick(run, self.activate()).await? else { continue };
+            let effects = match self.store.run_unstick(run, self.activate()).await {
+                Ok(Some(effects)) => effects,
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::warn!(%run, %error, "a run that stands still cannot go on yet");
+                    continue;
+                }
+            };
             tracing::error!(%run, status = %effects.run.status, "a run stood still and goes on; please report this");
             self.apply_effects(&effects);
             changed += 1;

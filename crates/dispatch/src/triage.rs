@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::future::join_all;
 use kici_engine::ids::{AgentId, SessionId};
 use kici_engine::state::{FailureReason, QueueStatus};
-use kici_store::model::{FailRequest, JobRef, QueueRow, RequeueFrom};
+use kici_store::model::{FailRequest, JobRef, KEEPS_RUNNING, QueueRow, RequeueFrom};
 use tokio::time::Instant;
 
 use crate::decide::triage::{self, LostJob, Triage};
@@ -14,9 +14,6 @@ use crate::meters;
 use crate::ports::Change;
 use crate::registry::Identity;
 use crate::timers::Timer;
-
-/// The property of a host whose agent lets jobs go on when it has lost its lease.
-pub(crate) const KEEPS_RUNNING: &str = "kici:keep-running-when-fenced";
 
 /// A change that the database did not take.
 #[derive(Clone, Debug)]

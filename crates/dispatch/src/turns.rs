@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use kici_engine::ids::RunId;
 use kici_engine::state::FailureReason;
 use kici_store::model::SlotWait;
 
@@ -29,27 +30,38 @@ impl Dispatcher {
     /// Lets runs go on that got a slot, and cancels those that a newer one wants to end. Returns how many.
     pub(crate) async fn settle_turns(self: &Arc<Self>) -> Result<u64, DispatchError> {
         let news = self.store.slot_news(BATCH).await?;
+        let mut done = 0;
         for one in &news {
-            match one.superseded_by {
-                Some(newer) => {
-                    let by = newer.to_string();
-                    match self.cancel_run(one.run_id, &by, FailureReason::Superseded, false).await {
-                        Ok(_) => meters::superseded(),
-                        Err(DispatchError::AlreadyTerminal(_) | DispatchError::NoSuchRun) => {}
-                        Err(error) => return Err(error),
-                    }
-                }
-                None => {
-                    if let Some(effects) = self.store.run_advance(one.run_id, self.activate()).await? {
-                        self.apply_effects(&effects);
-                    }
-                }
+            let told = match one.superseded_by {
+                Some(newer) => self.end_for(one.run_id, &newer.to_string()).await,
+                None => self.go_on(one.run_id).await,
+            };
+            // One run that cannot go on keeps no other waiting.
+            match told {
+                Ok(()) => done += 1,
+                Err(error) => tracing::warn!(run = %one.run_id, %error, "a run cannot be told of its turn yet"),
             }
         }
-        if news.len() as u64 >= u64::from(BATCH) {
+        if done > 0 && news.len() as u64 >= u64::from(BATCH) {
             self.turns.notify_one();
         }
-        Ok(news.len() as u64)
+        Ok(done)
+    }
+
+    async fn end_for(self: &Arc<Self>, run: RunId, newer: &str) -> Result<(), DispatchError> {
+        match self.cancel_run(run, newer, FailureReason::Superseded, false).await {
+            Ok(_) => meters::superseded(),
+            Err(DispatchError::AlreadyTerminal(_) | DispatchError::NoSuchRun) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn go_on(self: &Arc<Self>, run: RunId) -> Result<(), DispatchError> {
+        if let Some(effects) = self.store.run_advance(run, self.activate()).await? {
+            self.apply_effects(&effects);
+        }
+        Ok(())
     }
 
     /// Ends waits that are longer than the limit.
@@ -59,8 +71,11 @@ impl Dispatcher {
         let count = waits.len() as u64;
         for wait in waits {
             let message = self.waited(&wait);
-            if let Some(effects) = self.store.slot_expire(wait, message, self.activate()).await? {
-                self.apply_effects(&effects);
+            let run = wait.run_id;
+            match self.store.slot_expire(wait, message, self.activate()).await {
+                Ok(Some(effects)) => self.apply_effects(&effects),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%run, %error, "a wait that is too long cannot be ended yet"),
             }
         }
         Ok(count)

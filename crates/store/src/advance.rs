@@ -230,7 +230,8 @@ impl RunState {
 
     /// Whether a job runs the hooks of a workflow and has a cancel to answer: something had begun.
     pub(crate) fn runs_hooks_after_cancel(&self, at: usize) -> bool {
-        self.jobs[at].base_name == RUN_HOOKS_JOB && self.jobs.iter().any(|job| job.started_at.is_some())
+        self.jobs[at].base_name == RUN_HOOKS_JOB
+            && self.jobs.iter().any(|job| job.started_at.is_some() || job.attempt > 1)
     }
 
     /// Fails jobs that wait although nothing is under way that could meet their needs. Only after [`Self::advance`]; a

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kici_blobs::{BlobError, Blobs};
 use kici_engine::ids::JobId;
-use kici_engine::time::Clock;
+use kici_engine::time::{Clock, Ts};
 use kici_store::model::{Job, JobRef};
 use kici_store::{Store, StoreError};
 use tokio::sync::broadcast::error::RecvError;
@@ -114,8 +114,7 @@ impl LogSealer {
             // The run was removed by retention; nobody can read its logs any more.
             return self.remove(key, &dir).await;
         };
-        let late =
-            job.finished_at.is_some_and(|at| self.clock.now().since(at) > LATE) || key.epoch < job.dispatch_epoch;
+        let late = self.ended(&job, key.epoch).await?.is_some_and(|at| self.clock.now().since(at) > LATE);
         let mut sizes = Vec::new();
         for (step, name) in step_files(&dir)? {
             let segment = segment_path(&dir, step.as_str());
@@ -144,6 +143,16 @@ impl LogSealer {
             self.remove(key, &dir).await?;
         }
         Ok(())
+    }
+
+    /// When a delivery of a job ended. The agent of an earlier one may still bring what its steps said.
+    async fn ended(&self, job: &Job, epoch: u32) -> Result<Option<Ts>, SealError> {
+        if epoch >= job.dispatch_epoch {
+            return Ok(job.finished_at);
+        }
+        let history = self.store.dispatch_history(job.id).await?;
+        let of_delivery = history.iter().find(|record| record.epoch == epoch);
+        Ok(of_delivery.map_or(job.finished_at, |record| Some(record.ended_at.unwrap_or(record.dispatched_at))))
     }
 
     /// Closes a log whose agent will not bring the rest.

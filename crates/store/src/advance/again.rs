@@ -23,7 +23,10 @@ impl RunState {
     /// Whether it is worth asking what the workflow says about trying this job again.
     pub(crate) fn may_try_again(&self, at: usize) -> bool {
         let under_way = matches!(self.jobs[at].status, JobStatus::Queued | JobStatus::Running | JobStatus::Recovering);
-        under_way && self.run.cancel_requested_at.is_none() && self.open.contains_key(&self.jobs[at].id)
+        let job = &self.jobs[at];
+        // Its variants are being skipped: another attempt would be too.
+        let over = job.fail_fast && self.variants(&job.base_name).any(|other| other.status.is_failure());
+        under_way && !over && self.run.cancel_requested_at.is_none() && self.open.contains_key(&job.id)
     }
 
     /// What the workflow says about trying a job again after a failure for this reason; none when not, or not any more.

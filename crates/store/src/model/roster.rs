@@ -36,9 +36,14 @@ pub struct RosterEntry {
     pub machine_id: Option<String>,
     /// Identity of the host's present boot.
     pub boot_id: Option<String>,
+    /// It lets jobs go on when it has lost contact for too long.
+    pub keeps_running: bool,
     /// Properties; merged into those stored.
     pub properties: BTreeMap<String, Json>,
 }
+
+/// Property of a host whose agent says whether its jobs go on after their lease is lost. Set at registration only.
+pub const KEEPS_RUNNING: &str = "kici:keep-running-when-fenced";
 
 /// A stored host.
 #[derive(Clone, Debug, PartialEq)]

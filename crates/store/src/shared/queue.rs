@@ -221,7 +221,9 @@ pub(crate) async fn queue_requeue(
     let Some(at) = state.position(job.job_id) else { return Ok(Requeued::Lost) };
     let Some(undone) = undone(conn, ctx, request).await? else { return Ok(Requeued::Lost) };
     let attempts = undone + 1;
-    if attempts >= request.budget || state.run.cancel_requested_at.is_some() {
+    // What the workflow does about a cancel is queued because of it.
+    let cancelled = state.run.cancel_requested_at.is_some() && !state.runs_hooks_after_cancel(at);
+    if attempts >= request.budget || cancelled {
         let message = format!("gave up after {attempts} deliveries: {}", request.reason);
         let end = Some((QueueStatus::Failed, FailureReason::GaveUp, message));
         let effects = fail_at(conn, ctx, state, at, end, &**activate).await?;

@@ -56,6 +56,7 @@ pub(crate) async fn payloads_older(
     let rows: Vec<(DbId, Option<String>)> = deliveries::table
         .filter(deliveries::received_at.lt(DbTs::from(*before)))
         .filter(deliveries::payload_key.is_not_null())
+        .filter(deliveries::status.ne(DeliveryStatus::Received.as_str()))
         .order((deliveries::received_at, deliveries::id))
         .limit(i64::from(*limit))
         .select((deliveries::id, deliveries::payload_key))

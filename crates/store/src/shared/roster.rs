@@ -16,7 +16,7 @@ use super::rows::{agent, agent_opt, clean_opt, ts_opt, word};
 use super::schema::{cluster_instances, host_roster};
 use crate::StoreError;
 use crate::ctx::Ctx;
-use crate::model::{AgentType, DeclaredHost, HostRemoved, PendingReboot, RosterEntry, RosterHost};
+use crate::model::{AgentType, DeclaredHost, HostRemoved, KEEPS_RUNNING, PendingReboot, RosterEntry, RosterHost};
 use crate::types::{DbId, DbTs, Doc};
 
 #[derive(Queryable, Selectable, Insertable, AsChangeset)]
@@ -137,6 +137,7 @@ pub(crate) async fn roster_upsert(conn: &mut Conn, ctx: &Ctx, entry: &RosterEntr
     // The last line of defence: whatever wrote the entry, an agent never sets the system's properties.
     let own = entry.properties.iter().filter(|(key, _)| !is_reserved_property(key));
     row.host_properties.0.extend(own.map(|(key, value)| (key.clone(), value.clone())));
+    row.host_properties.0.insert(KEEPS_RUNNING.to_owned(), entry.keeps_running.into());
     row.token_id = entry.token_id.map(Into::into);
     if row.declared_at.is_none() {
         entry.lifecycle.as_str().clone_into(&mut row.lifecycle_class);

@@ -8,7 +8,7 @@ use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::lock::RUN_HOOKS_JOB;
-use kici_engine::state::{JobStatus, RunStatus};
+use kici_engine::state::{FailureReason, JobStatus, RunStatus};
 use kici_engine::time::Ts;
 
 use super::backend::{Conn, Db};
@@ -117,10 +117,12 @@ pub(crate) async fn runs_open(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<V
 
 pub(crate) async fn runs_idle(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<Vec<RunId>, StoreError> {
     let rows = dispatch_queue::table.filter(dispatch_queue::run_id.eq(runs::id)).filter(super::queue::is_open());
+    let waiting = jobs::table.filter(jobs::run_id.eq(runs::id)).filter(jobs::status.eq(JobStatus::Waiting.as_str()));
     let ids: Vec<DbId> = runs::table
         .filter(is_open())
         .filter(runs::created_at.lt(DbTs::from(*before)))
         .filter(diesel::dsl::not(diesel::dsl::exists(rows)))
+        .filter(diesel::dsl::not(diesel::dsl::exists(waiting)))
         .order((runs::created_at, runs::id))
         .limit(i64::from(*limit))
         .select(runs::id)
@@ -263,7 +265,11 @@ pub(crate) async fn run_rerun_plan(
         .map(|job| {
             let after = needs.iter().any(|n| n.job_name == job.name && again.contains(n.upstream.as_str()));
             let keep = *failed_only && job.status == JobStatus::Success && !after;
-            let start = if keep { JobStart::Succeeded { outputs: job.outputs.clone() } } else { JobStart::Pending };
+            let start = match refused_by_plan(job) {
+                Some(start) => start,
+                None if keep => JobStart::Succeeded { outputs: job.outputs.clone() },
+                None => JobStart::Pending,
+            };
             NewJob {
                 id: JobId::mint(ctx.ids()),
                 name: job.name.clone(),
@@ -285,6 +291,12 @@ pub(crate) async fn run_rerun_plan(
         .map(|edge| NewNeed { job_name: edge.job_name, upstream: edge.upstream, run_on: edge.run_on })
         .collect();
     Ok(Rerun::Planned(Box::new(repetition(run, new_id, new_jobs, needs))))
+}
+
+/// What the plan of a run refused is refused again: a repetition has the same workflow.
+fn refused_by_plan(job: &Job) -> Option<JobStart> {
+    let reason = job.failure_reason.filter(|reason| *reason == FailureReason::LockDrift)?;
+    Some(JobStart::Failed { reason, message: job.failure_message.clone().unwrap_or_default() })
 }
 
 fn repetition(run: Run, id: RunId, jobs: Vec<NewJob>, needs: Vec<NewNeed>) -> NewRun {

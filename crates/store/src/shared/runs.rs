@@ -512,6 +512,7 @@ pub(crate) async fn run_cancel(
         return Ok(CancelOutcome::AlreadyTerminal(state.run.status));
     }
     let run = &mut state.run;
+    let repeated = run.cancel_requested_at.is_some();
     run.cancel_requested_at.get_or_insert(ctx.now);
     run.cancelled_by.get_or_insert_with(|| request.by.clone());
     run.failure_reason.get_or_insert(request.reason);
@@ -521,7 +522,9 @@ pub(crate) async fn run_cancel(
         if job.status.is_terminal() {
             continue;
         }
-        if !request.force && job.status == JobStatus::Pending && state.runs_hooks_after_cancel(at) {
+        // The hooks of the workflow answer the first cancel; another one does not take them back, force does.
+        let waits = job.status == JobStatus::Pending || (repeated && job.status != JobStatus::Cancelling);
+        if !request.force && waits && state.runs_hooks_after_cancel(at) {
             continue;
         }
         if job.status == JobStatus::Cancelling && !request.force {

@@ -191,12 +191,15 @@ pub(crate) async fn leave(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Resul
     let known = state.slots.news.iter().filter(|(_, superseded)| cancelled || !superseded);
     let known: Vec<DbId> = known.map(|(holder, _)| DbId(*holder)).collect();
     if !known.is_empty() {
-        diesel::update(slots::table)
+        // A newer run may have asked meanwhile that this one ends: that is news again.
+        let heard = diesel::update(slots::table)
             .filter(slots::holder_id.eq_any(&known))
             .filter(is_open())
-            .set(slots::applied.eq(true))
-            .execute(conn)
-            .await?;
+            .set(slots::applied.eq(true));
+        match cancelled {
+            true => heard.execute(conn).await?,
+            false => heard.filter(slots::superseded_by.is_null()).execute(conn).await?,
+        };
     }
     Ok(())
 }

@@ -105,6 +105,7 @@ fn host(properties: &[(&str, &str)]) -> RosterEntry {
         version: None,
         machine_id: None,
         boot_id: None,
+        keeps_running: false,
         properties: properties.iter().map(|(k, v)| ((*k).to_owned(), serde_json::json!(v))).collect(),
     }
 }
