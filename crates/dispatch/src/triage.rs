@@ -157,7 +157,7 @@ impl Dispatcher {
     async fn has_fenced_itself(&self, agent: Option<&AgentId>) -> bool {
         let Some(agent) = agent else { return false };
         match self.store.roster_get(agent.clone()).await {
-            Ok(Some(host)) => host.properties.get(KEEPS_RUNNING) == Some(&false.into()),
+            Ok(Some(host)) => !host.properties.contains_key(KEEPS_RUNNING),
             Ok(None) => false,
             Err(error) => {
                 tracing::warn!(%agent, %error, "whether an agent lets jobs go on cannot be told; its job is not tried again");

@@ -73,7 +73,8 @@ async fn acceptance_4_an_acknowledgement_at_the_deadline_keeps_the_job_or_undoes
             let undone = world.store.dispatch_history(row.job_id).await.unwrap();
             let undone = undone.iter().any(|record| record.epoch == 1 && record.ended_at.is_some());
             assert_eq!((row.started_at.is_some() && row.dispatch_epoch == 1, undone), (kept, !kept), "{row:?}");
-            assert_eq!(row.dispatch_attempts, u32::from(!kept));
+            // What was undone may have gone to another silent agent meanwhile.
+            assert_eq!(row.dispatch_attempts == 0, kept, "{row:?}");
         }
     })
     .await;

@@ -42,7 +42,7 @@ pub struct RosterEntry {
     pub properties: BTreeMap<String, Json>,
 }
 
-/// Property of a host whose agent says whether its jobs go on after their lease is lost. Set at registration only.
+/// Property of a host whose agent lets jobs go on after their lease is lost. Set at registration only.
 pub const KEEPS_RUNNING: &str = "kici:keep-running-when-fenced";
 
 /// A stored host.

@@ -137,7 +137,10 @@ pub(crate) async fn roster_upsert(conn: &mut Conn, ctx: &Ctx, entry: &RosterEntr
     // The last line of defence: whatever wrote the entry, an agent never sets the system's properties.
     let own = entry.properties.iter().filter(|(key, _)| !is_reserved_property(key));
     row.host_properties.0.extend(own.map(|(key, value)| (key.clone(), value.clone())));
-    row.host_properties.0.insert(KEEPS_RUNNING.to_owned(), entry.keeps_running.into());
+    match entry.keeps_running {
+        true => drop(row.host_properties.0.insert(KEEPS_RUNNING.to_owned(), true.into())),
+        false => drop(row.host_properties.0.remove(KEEPS_RUNNING)),
+    }
     row.token_id = entry.token_id.map(Into::into);
     if row.declared_at.is_none() {
         entry.lifecycle.as_str().clone_into(&mut row.lifecycle_class);
