@@ -401,6 +401,18 @@ async fn the_limit_of_the_job_takes_the_path_of_a_cancel() {
 }
 
 #[tokio::test]
+async fn an_init_command_that_cannot_start_says_why_and_ends_its_log() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut broken = job(&dir, vec![script("true")]);
+    broken.spec.init = vec![Step { working_directory: Some(Value::fixed("nowhere")), ..script("true") }];
+    let outcome = go(&broken, &Heard::default()).await;
+    assert_eq!(outcome.reason, Some(FailureReason::InitFailed));
+    assert_eq!(log(&broken), ["m working_directory `nowhere` does not exist"]);
+    broken.spool.close();
+    assert!(matches!(broken.spool.next(1, 1), Ok(crate::spool::Next::Done)));
+}
+
+#[tokio::test]
 async fn init_prepares_the_environment_and_its_failure_keeps_steps_from_running() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut ready = job(&dir, vec![script("echo $TOOL ${PATH%%:*}")]);
