@@ -109,7 +109,7 @@ impl Run<'_> {
         let job = self.render_all(&spec.env, &below, None).map_err(expr_error)?;
         let at = step.composite;
         let mut layers = vec![spec.variables.clone(), job];
-        layers.extend(at.map(|at| self.frames[at as usize].env.clone()));
+        layers.extend(self.frame_at(at).map(|frame| frame.env.clone()));
         let seen = self.environment.of_step(&layers, []).0;
         layers.push(self.render_all(&step.env, &seen, at).map_err(expr_error)?);
         let name = match &step.name {

@@ -282,7 +282,7 @@ impl<'a> Run<'a> {
             expr::Outcome::Failure => "failed",
             expr::Outcome::Cancelled => "cancelled",
         };
-        let frame = at.map(|at| &self.frames[at as usize]);
+        let frame = self.frame_at(at);
         if let Some(frame) = frame {
             context.set("inputs", json!(frame.inputs));
         }
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
         let spec = &self.job.spec;
         let below = self.environment.of_step([&spec.variables], []).0;
         let mut layers = vec![spec.variables.clone(), self.render_all(&spec.env, &below, None)?];
-        layers.extend(at.map(|at| self.frames[at as usize].env.clone()));
+        layers.extend(self.frame_at(at).map(|frame| frame.env.clone()));
         Ok(self.environment.of_step(&layers, []).0)
     }
 
