@@ -1,11 +1,14 @@
 //! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
 //! reported.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use kici_engine::check::CheckResult;
 use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
@@ -92,6 +95,8 @@ pub struct Ctx {
     pub grant: watch::Receiver<Grant>,
     /// Name of the agent and its labels, for expressions.
     pub agent: Json,
+    /// What its steps started, to be ended where nothing else can.
+    pub trees: Mutex<Vec<ProcessId>>,
 }
 
 /// Runs one job from its offer to its end.
@@ -103,7 +108,17 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         return;
     }
     ctx.tell(JobEvent::Accepted).await;
-    let outcome = ctx.work(&dir, offer, spec).await;
+    // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
+    let work = AssertUnwindSafe(ctx.work(&dir, offer, spec)).catch_unwind().await;
+    let outcome = match work {
+        Ok(outcome) => outcome,
+        Err(panic) => {
+            let outcome = ctx.panicked(&*panic);
+            let trees = std::mem::take(&mut *ctx.trees.lock().unwrap_or_else(PoisonError::into_inner));
+            let kill = move || trees.into_iter().map(kici_sys::process::kill_leftovers).sum();
+            Outcome { strays_killed: tokio::task::spawn_blocking(kill).await.unwrap_or_default(), ..outcome }
+        }
+    };
     ctx.spool.close();
     if outcome.abandoned {
         ctx.tell(JobEvent::Dropped).await;
@@ -148,6 +163,17 @@ impl Ctx {
     async fn tell(&self, event: JobEvent) {
         // The agent is gone only when the program ends.
         let _ = self.events.send((self.key, event)).await;
+    }
+
+    /// The end of a job that a fault of the agent ended.
+    fn panicked(&self, panic: &(dyn Any + Send)) -> Outcome {
+        if matches!(*self.stop.borrow(), Stop::Abandon { .. }) {
+            return Outcome::of_stop(&self.stop.borrow());
+        }
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        let message = format!("a fault of the agent ended the job: {}", text.unwrap_or("it panicked"));
+        tracing::error!(job = %self.key, message, "a job panicked");
+        Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), self.masker.mask_text(&message))
     }
 
     async fn work(&mut self, dir: &Path, offer: JobOffer, spec: JobSpec) -> Outcome {
@@ -363,6 +389,7 @@ impl Reporter for Ctx {
     }
 
     fn tree(&self, keeper: ProcessId) {
+        self.trees.lock().unwrap_or_else(PoisonError::into_inner).push(keeper);
         if let Err(error) = self.journal.tree(self.key, keeper) {
             tracing::warn!(job = %self.key, %error, "cannot write down a process; a crash of the agent would leave it behind");
         }
