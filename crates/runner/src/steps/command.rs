@@ -155,6 +155,10 @@ impl Run<'_> {
             Ok(files) => files,
             Err(Refused(reason, message)) => return Ok(Went::failed(reason, message)),
         };
+        // A word may have come while hooks ran before the step, or while the disk was full.
+        if let Some(interrupted) = self.interrupted(attempt.after_stop, stop) {
+            return Ok(interrupted);
+        }
         let bounds = Bounds {
             timeout: attempt.until.saturating_duration_since(Instant::now()),
             deadline: self.job.deadline.filter(|_| !attempt.after_stop),
@@ -279,6 +283,15 @@ impl Run<'_> {
         self.output_bytes.fetch_sub(size, Ordering::Relaxed);
         let message = "its outputs are larger than 1 MiB, or those of the job than 8 MiB";
         Went { summary: went.summary, ..Went::failed(FailureReason::StepFailed, message) }
+    }
+
+    /// Why nothing more may be started now: a word to the job, or its limit.
+    pub(super) fn interrupted(&self, after_stop: bool, stop: &watch::Receiver<Stop>) -> Option<Went> {
+        let told = stop.borrow().clone();
+        let late = self.job.deadline.is_some_and(|deadline| !after_stop && deadline <= Instant::now());
+        let ends = if after_stop { told.runs_nothing_more() } else { told != Stop::Run };
+        let ended = ends.then_some(Ended::Stopped(told)).or_else(|| late.then_some(Ended::DeadlineReached));
+        ended.map(Went::interrupted)
     }
 
     /// Sleeps; some is how it was interrupted.
