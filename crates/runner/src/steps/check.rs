@@ -115,6 +115,7 @@ impl Run<'_> {
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Went> {
         let limit = Duration::from_millis(wait.timeout_ms);
+        let limit = super::limit_of(limit, attempt.after_stop);
         let until = Instant::now() + limit;
         let interval = Duration::from_millis(wait.interval_ms).max(MIN_INTERVAL);
         let (mut asked, mut last) = (0_u32, String::new());
@@ -145,6 +146,10 @@ impl Run<'_> {
             let _ = std::fs::remove_dir_all(dir);
             for mut tree in trees.drain(..) {
                 tree.kill().await;
+            }
+            // Both may be over by now: the limit of the job ends more than this step.
+            if let Some(interrupted) = self.interrupted(attempt.after_stop, stop) {
+                return Ok(interrupted);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || went.reason == FailureReason::StepTimeout {

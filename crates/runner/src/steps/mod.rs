@@ -345,6 +345,11 @@ impl<'a> Run<'a> {
     }
 }
 
+/// The limit of a step, which is shorter once the job is on its way out.
+fn limit_of(limit: Duration, after_stop: bool) -> Duration {
+    if after_stop { limit.min(AFTER_CANCEL_LIMIT) } else { limit }
+}
+
 /// How a command ended, in words.
 fn describe(status: std::process::ExitStatus) -> String {
     match (status.code(), status.signal()) {
@@ -356,5 +361,7 @@ fn describe(status: std::process::ExitStatus) -> String {
 
 #[cfg(test)]
 mod language_tests;
+#[cfg(test)]
+mod stop_tests;
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::{Base, Refused, Went};
-use super::{AFTER_CANCEL_LIMIT, Outcome, Run};
+use super::{Outcome, Run};
 use crate::key::step_key;
 use crate::lines::Lines;
 use crate::ports::{Reporter, StepReport};
@@ -146,7 +146,7 @@ impl Run<'_> {
     ) -> io::Result<Went> {
         let step = &self.job.spec.steps[index];
         let limit = step.timeout_ms.map_or(self.job.step_timeout, Duration::from_millis);
-        let limit = if self.stopping { limit.min(AFTER_CANCEL_LIMIT) } else { limit };
+        let limit = super::limit_of(limit, self.stopping);
         let mut log = self.job.spool.open(&step_key(index)).await?;
         self.say(&mut log, &base.notes).await?;
         let went = loop {
