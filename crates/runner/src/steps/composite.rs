@@ -125,7 +125,7 @@ impl Run<'_> {
     /// Notes down the result of a step where it belongs.
     pub(super) fn note(&mut self, done: &Done) {
         let step = &self.job.spec.steps[done.index];
-        let ran = !matches!(done.status, StepStatus::Skipped | StepStatus::Cancelled);
+        let ran = done.in_sync || !matches!(done.status, StepStatus::Skipped | StepStatus::Cancelled);
         for at in self.chain(step.composite) {
             let frame = &mut self.frames[at as usize];
             frame.ran |= ran;
@@ -160,8 +160,8 @@ impl Run<'_> {
             };
             let outputs = if frame.ran { self.outputs_of(at) } else { Ok(BTreeMap::new()) };
             let outputs = outputs.unwrap_or_else(|message| {
-                // After a failure a result may well be missing.
-                if status == StepStatus::Success {
+                // After a failure, and where nothing is applied, a result may well be missing.
+                if status == StepStatus::Success && !self.job.spec.check_mode.is_check() {
                     let message = format!("outputs of `{}`: {message}", self.used(at).path);
                     let failure = Outcome::new(JobStatus::Failed, Some(FailureReason::ExprError), message);
                     self.outcome.get_or_insert(failure);

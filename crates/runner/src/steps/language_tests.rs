@@ -426,7 +426,7 @@ async fn init_prepares_the_environment_and_its_failure_keeps_steps_from_running(
     }
 }
 
-fn used(path: &str, id: &str, outputs: &[(&str, &str)]) -> Composite {
+pub(super) fn used(path: &str, id: &str, outputs: &[(&str, &str)]) -> Composite {
     Composite {
         parent: None,
         id: Some(id.into()),
@@ -441,7 +441,7 @@ fn used(path: &str, id: &str, outputs: &[(&str, &str)]) -> Composite {
     }
 }
 
-fn inside(at: u32, id: &str, run: &str) -> Step {
+pub(super) fn inside(at: u32, id: &str, run: &str) -> Step {
     Step { composite: Some(at), ..named(id, run) }
 }
 

@@ -360,6 +360,8 @@ fn describe(status: std::process::ExitStatus) -> String {
 }
 
 #[cfg(test)]
+mod composite_tests;
+#[cfg(test)]
 mod language_tests;
 #[cfg(test)]
 mod stop_tests;

@@ -42,6 +42,8 @@ pub(super) struct Done {
     pub(super) path: String,
     /// It found drift and left it.
     pub(super) drift: bool,
+    /// Its check found nothing to do: it is skipped, and its outputs are there.
+    pub(super) in_sync: bool,
     /// What it started.
     pub(super) trees: Vec<Tree>,
 }
@@ -58,6 +60,7 @@ impl Done {
             exports: Vec::new(),
             path: String::new(),
             drift: false,
+            in_sync: false,
             trees: Vec::new(),
         }
     }
@@ -260,6 +263,7 @@ impl Run<'_> {
         (done.stopped, done.deadline) = (went.stopped, went.deadline);
         (done.exports, done.path) = (went.exports, went.path);
         done.drift = went.check == Some(CheckResult::WouldChange);
+        done.in_sync = went.check == Some(CheckResult::InSync);
         report.status = went.status;
         report.at = self.job.clock.now();
         report.exit_code = went.exit_code;
