@@ -27,6 +27,7 @@ use crate::key::{JobKey, checkout_key};
 use crate::mask::Masker;
 use crate::ports::{Reporter, StepReport};
 use crate::spool::Spool;
+use crate::steps::environment::job_facing;
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
 
@@ -194,7 +195,7 @@ impl Ctx {
         }
         // What is left to prepare takes less than the answer.
         self.tell(JobEvent::AskStart).await;
-        let mut job = match self.prepare(&offer, spec, workspace, scratch) {
+        let mut job = match self.prepare(spec, workspace, scratch) {
             Ok(job) => job,
             Err(error) => {
                 let message = format!("the workspace cannot be prepared: {error}");
@@ -274,38 +275,8 @@ impl Ctx {
     }
 
     /// Everything that user code will find, short of running it.
-    fn prepare(
-        &self,
-        offer: &JobOffer,
-        spec: JobSpec,
-        workspace: PathBuf,
-        scratch: PathBuf,
-    ) -> std::io::Result<steps::Job> {
-        let text = |name: &str| spec.context.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
-        let mut job_facing = vec![
-            ("KICI_RUN_ID", self.key.run.to_string()),
-            ("KICI_JOB_ID", self.key.job.to_string()),
-            ("KICI_JOB_NAME", offer.job_name.clone()),
-            ("KICI_WORKFLOW", offer.workflow.clone()),
-            ("KICI_REF", text("ref")),
-            ("KICI_SHA", text("sha")),
-            ("KICI_CHECK_MODE", spec.check_mode.as_str().to_owned()),
-        ];
-        if let Some(fanout) = &spec.fanout {
-            job_facing.extend([
-                ("KICI_FANOUT_HOST", fanout.host.to_string()),
-                ("KICI_FANOUT_INDEX", fanout.index.to_string()),
-                ("KICI_FANOUT_TOTAL", fanout.total.to_string()),
-            ]);
-        }
-        if let Some(outcome) = &spec.outcome {
-            job_facing.push(("KICI_OUTCOME_STATUS", outcome.clone()));
-        }
-        if let Some(event) = spec.context.get("event") {
-            let path = scratch.join("event.json");
-            std::fs::write(&path, serde_json::to_vec(event)?)?;
-            job_facing.push(("KICI_EVENT_PATH", path.display().to_string()));
-        }
+    fn prepare(&self, spec: JobSpec, workspace: PathBuf, scratch: PathBuf) -> std::io::Result<steps::Job> {
+        let job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
         Ok(steps::Job {
             spec,
             workspace,
