@@ -169,7 +169,7 @@ impl Agent {
             trees: Mutex::default(),
         };
         tracing::info!(job = %key, workflow = offer.workflow, name = offer.job_name, request = offer.request_id, "a job is taken");
-        let after_cancel = super::frames::after_cancel(&spec);
+        let after_cancel = super::after_cancel::after_cancel(&spec);
         let task = self.tasks.spawn(job::run(ctx, offer, spec));
         let held = Held {
             stop,

@@ -165,7 +165,8 @@ impl Run<'_> {
             };
             let went = self.act(&attempt, &mut log, trees, reporter, stop).await?;
             let pause = match &step.retry {
-                Some(retry) if went.may_retry() => retry.pause(report.attempt, went.exit_code),
+                // Once the job is on its way out, one attempt has to do: nobody waits for more.
+                Some(retry) if went.may_retry() && !self.stopping => retry.pause(report.attempt, went.exit_code),
                 _ => None,
             };
             let Some(pause) = pause.map(Duration::from_millis) else { break went };

@@ -2,7 +2,7 @@
 
 use kici_engine::lock::{Action, Probe, WaitFor};
 
-use super::language_tests::{graceful, group, in_group};
+use super::language_tests::{graceful, group, in_group, retry};
 use super::tests::*;
 use super::*;
 
@@ -71,4 +71,16 @@ async fn the_limit_of_the_job_takes_the_path_of_a_cancel() {
     let outcome = go(&job, &Heard::default()).await;
     assert_eq!((outcome.status, outcome.reason), (JobStatus::Failed, Some(FailureReason::JobTimeout)));
     assert!(log(&job).contains(&"o undone".to_owned()));
+}
+
+#[tokio::test]
+async fn a_step_that_runs_after_a_cancel_is_not_tried_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let again = Step { condition: Some("always()".into()), retry: retry(5, &[]), ..script("exit 3") };
+    let job = job(&dir, vec![again]);
+    let (_tx, mut stop) = watch::channel(graceful());
+    let heard = Heard::default();
+    let outcome = run(&job, &heard, &mut stop).await;
+    assert_eq!(outcome.status, JobStatus::Cancelled);
+    assert_eq!((heard.last(0).status, heard.last(0).attempt), (StepStatus::Failed, 1));
 }
