@@ -20,8 +20,8 @@ use crate::stop::Stop;
 const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
 
 impl Run<'_> {
-    /// Runs the commands in order. The first that fails fails the job, and no step runs that does not ask for it. Nothing is
-    /// prepared where nothing is changed.
+    /// Runs the commands in order. The first that fails fails the job, and no step runs that does not ask for it. They
+    /// run in check mode too: what looks for drift needs its tools.
     pub(super) async fn init(&mut self, reporter: &dyn Reporter, stop: &mut watch::Receiver<Stop>) {
         for (nth, command) in self.job.spec.init.iter().enumerate() {
             let now = stop.borrow().clone();
