@@ -74,6 +74,9 @@ impl Run<'_> {
         };
         let mut went = self.script(attempt, part, script, file, log, trees, reporter, stop).await?;
         let mut outputs = looked.outputs;
+        // A name that both set counts once.
+        let twice = outputs.iter().filter(|(name, _)| went.outputs.contains_key(*name));
+        self.discard(&twice.map(|(name, value)| (name.clone(), value.clone())).collect());
         outputs.append(&mut went.outputs);
         let summary = looked.summary + &went.summary;
         let mut exports = looked.exports;
@@ -143,6 +146,7 @@ impl Run<'_> {
                 self.say(log, &[format!("not yet: {}", went.message)]).await?;
             }
             // Nothing of a question that was answered with no stays.
+            self.discard(&went.outputs);
             let _ = std::fs::remove_dir_all(dir);
             for mut tree in trees.drain(..) {
                 tree.kill().await;

@@ -275,7 +275,7 @@ impl Run<'_> {
     }
 
     fn check_outputs(&self, went: Went) -> Went {
-        let size: usize = went.outputs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let size = output_bytes(&went.outputs);
         let used = self.output_bytes.fetch_add(size, Ordering::Relaxed);
         if size <= MAX_STEP_OUTPUT_BYTES && used + size <= MAX_JOB_OUTPUT_BYTES {
             return went;
@@ -283,6 +283,11 @@ impl Run<'_> {
         self.output_bytes.fetch_sub(size, Ordering::Relaxed);
         let message = "its outputs are larger than 1 MiB, or those of the job than 8 MiB";
         Went { summary: went.summary, ..Went::failed(FailureReason::StepFailed, message) }
+    }
+
+    /// The outputs of an attempt or question that another one follows count no more.
+    pub(super) fn discard(&self, outputs: &BTreeMap<String, String>) {
+        self.output_bytes.fetch_sub(output_bytes(outputs), Ordering::Relaxed);
     }
 
     /// Why nothing more may be started now: a word to the job, or its limit.
@@ -310,4 +315,8 @@ impl Run<'_> {
             stop = told(stop, after_stop) => Some(Went::interrupted(Ended::Stopped(stop))),
         }
     }
+}
+
+fn output_bytes(outputs: &BTreeMap<String, String>) -> usize {
+    outputs.iter().map(|(name, value)| name.len() + value.len()).sum()
 }

@@ -178,6 +178,11 @@ impl Run<'_> {
                 pause.as_secs_f64()
             );
             self.say(&mut log, &[text]).await?;
+            // Nothing of it stays: neither its outputs nor what it left running, which the next attempt would meet.
+            self.discard(&went.outputs);
+            for mut tree in trees.drain(..) {
+                tree.kill().await;
+            }
             if let Some(interrupted) = self.sleep(pause, self.stopping, stop).await {
                 break interrupted;
             }

@@ -84,3 +84,17 @@ async fn a_step_that_runs_after_a_cancel_is_not_tried_again() {
     assert_eq!(outcome.status, JobStatus::Cancelled);
     assert_eq!((heard.last(0).status, heard.last(0).attempt), (StepStatus::Failed, 1));
 }
+
+#[tokio::test]
+async fn a_failed_attempt_leaves_no_process_and_its_outputs_do_not_count() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // A lock that the process of a failed attempt would hold; twelve times almost a MiB is more than a job may give out.
+    let flaky = "exec 9>lock; flock -n 9 || exit 3; echo x >> tries; \
+                 { printf 'big='; head -c 1000000 /dev/zero | tr '\\0' a; echo; } >> $KICI_OUTPUT; \
+                 [ $(wc -l < tries) -ge 12 ] && exit; setsid sleep 600 > /dev/null 2>&1 & exit 4";
+    let job = job(&dir, vec![Step { retry: retry(12, &[4]), ..script(flaky) }]);
+    let heard = Heard::default();
+    let outcome = go(&job, &heard).await;
+    assert_eq!((outcome.status, outcome.message.as_str()), (JobStatus::Success, ""));
+    assert_eq!((heard.last(0).attempt, outcome.strays_killed), (12, 0));
+}
