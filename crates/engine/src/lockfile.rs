@@ -10,7 +10,8 @@ use sha2::{Digest, Sha256};
 use crate::hosts::HostMatcher;
 use crate::labels::CompiledSelector;
 use crate::lock::{
-    Action, BREAKING_FLOOR, Generator, Job, LockDocument, MAX_HOOK_MS, Matcher, SCHEMA_VERSION, Selector, Workflow,
+    Action, BREAKING_FLOOR, Generator, Job, LockDocument, MAX_HOOK_MS, Matcher, SCHEMA_VERSION, Selector, Step,
+    Workflow,
 };
 use crate::{needs, trigger};
 
@@ -189,7 +190,7 @@ fn check_job(job: &Job, known: &BTreeMap<&str, Vec<&str>>) -> Result<(), String>
     CompiledSelector::compile(&selector).map(|_| ()).map_err(|error| format!("runs_on: {error}"))
 }
 
-/// Groups that exist and lie together; hooks within their limit.
+/// Groups that exist and lie together; hooks within their limit; hooks and init that are scripts and nothing more.
 fn check_steps(job: &Job) -> Result<(), String> {
     let mut last = None;
     let mut seen = BTreeSet::new();
@@ -202,15 +203,24 @@ fn check_steps(job: &Job) -> Result<(), String> {
         last = step.group;
     }
     check_composites(job)?;
-    let hooks = job.steps.iter().flat_map(|step| step.on_cancel.iter().chain(&step.cleanup)).chain(job.hooks.all());
-    let mut hooks =
-        hooks.map(|hook| (hook, matches!(hook.action, Action::Run(_)), hook.timeout_ms.unwrap_or_default()));
-    match hooks.find(|(_, runs, ms)| !runs || *ms > MAX_HOOK_MS) {
-        Some((hook, ..)) => {
-            Err(format!("its hook at line {} is no script, or may take longer than 5 min", hook.source.line))
-        }
+    let is_script = |step: &Step| matches!(step.action, Action::Run(_));
+    let fits = |hook: &Step| is_script(hook) && hook.timeout_ms.is_none_or(|ms| ms <= MAX_HOOK_MS);
+    if let Some(hook) = hooks(job).find(|hook| !fits(hook)) {
+        return Err(format!("its hook at line {} is no script, or may take longer than 5 min", hook.source.line));
+    }
+    if let Some(command) = job.init.iter().find(|command| !is_script(command)) {
+        return Err(format!("its init at line {} is no script", command.source.line));
+    }
+    let mut around = hooks(job).chain(&job.init);
+    match around.find(|one| one.group.is_some() || one.on_cancel.len() + one.cleanup.len() > 0) {
+        Some(one) => Err(format!("its hook or init at line {} has a group or hooks of its own", one.source.line)),
         None => Ok(()),
     }
+}
+
+/// The hooks of the steps and of the job.
+fn hooks(job: &Job) -> impl Iterator<Item = &Step> {
+    job.steps.iter().flat_map(|step| step.on_cancel.iter().chain(&step.cleanup)).chain(job.hooks.all())
 }
 
 /// Uses that exist, and whose parents stand before them.
@@ -220,7 +230,8 @@ fn check_composites(job: &Job) -> Result<(), String> {
     if let Some((_, used)) = broken {
         return Err(format!("its use of `{}` stands in one that does not exist", used.path));
     }
-    match job.steps.iter().find(|step| step.composite.is_some_and(|used| used as usize >= count)) {
+    let mut all = job.steps.iter().chain(hooks(job)).chain(&job.init);
+    match all.find(|step| step.composite.is_some_and(|used| used as usize >= count)) {
         Some(step) => Err(format!("its step at line {} stands in a step file that is not used", step.source.line)),
         None => Ok(()),
     }
@@ -299,6 +310,21 @@ mod tests {
             one[key] = value;
             lock(json!([workflow(&[one])]))
         };
+        let odd = |key: &str| {
+            let mut step = json!({"source": {"file": "ci.yaml", "line": 3}, "run": "true"});
+            step[key] = json!(0);
+            step
+        };
+        let around = |hook: &str, key: &str| {
+            let mut step = json!({"source": {"file": "ci.yaml", "line": 2}, "run": "true"});
+            step[hook] = json!([odd(key)]);
+            step
+        };
+        let script = crate::lock::Step::script(crate::lock::SourceRef::default(), "true");
+        let wait =
+            crate::lock::WaitFor { probe: crate::lock::Probe::Run("true".into()), interval_ms: 1, timeout_ms: 1 };
+        let source = crate::lock::SourceRef { line: 3, ..Default::default() };
+        let waits = serde_json::to_value(Step { action: Action::WaitFor(wait), source, ..script }).unwrap();
         let mut pattern = workflow(&[job("a", &[])]);
         pattern["triggers"] = json!([{"type": "push", "branches": ["/(a/"]}]);
         for (document, want) in [
@@ -313,6 +339,12 @@ mod tests {
             (with("runs_on", json!({"labels": []})), "asks for no label"),
             (with("runs_on", json!({"labels": ["linux"]})), "cannot be read"),
             (with("needs", json!([{"job": "a", "run_on": ["running"]}])), "not final"),
+            (with("steps", json!([around("cleanup", "composite")])), "stands in a step file that is not used"),
+            (with("steps", json!([around("on_cancel", "group")])), "has a group"),
+            (with("hooks", json!({"before_step": [odd("composite")]})), "stands in a step file that is not used"),
+            (with("hooks", json!({"after_step": [odd("group")]})), "has a group"),
+            (with("init", json!([odd("composite")])), "stands in a step file that is not used"),
+            (with("init", json!([waits])), "its init at line 3 is no script"),
         ] {
             let text = fault(&document);
             assert!(text.contains(want), "{text}");

@@ -1,11 +1,14 @@
 //! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
 //! reported.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use kici_engine::check::CheckResult;
 use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
@@ -24,6 +27,7 @@ use crate::key::{JobKey, checkout_key};
 use crate::mask::Masker;
 use crate::ports::{Reporter, StepReport};
 use crate::spool::Spool;
+use crate::steps::environment::job_facing;
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
 
@@ -92,6 +96,8 @@ pub struct Ctx {
     pub grant: watch::Receiver<Grant>,
     /// Name of the agent and its labels, for expressions.
     pub agent: Json,
+    /// What its steps started, to be ended where nothing else can.
+    pub trees: Mutex<Vec<ProcessId>>,
 }
 
 /// Runs one job from its offer to its end.
@@ -103,7 +109,17 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         return;
     }
     ctx.tell(JobEvent::Accepted).await;
-    let outcome = ctx.work(&dir, offer, spec).await;
+    // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
+    let work = AssertUnwindSafe(ctx.work(&dir, offer, spec)).catch_unwind().await;
+    let outcome = match work {
+        Ok(outcome) => outcome,
+        Err(panic) => {
+            let outcome = ctx.panicked(&*panic);
+            let trees = std::mem::take(&mut *ctx.trees.lock().unwrap_or_else(PoisonError::into_inner));
+            let kill = move || trees.into_iter().map(kici_sys::process::kill_leftovers).sum();
+            Outcome { strays_killed: tokio::task::spawn_blocking(kill).await.unwrap_or_default(), ..outcome }
+        }
+    };
     ctx.spool.close();
     if outcome.abandoned {
         ctx.tell(JobEvent::Dropped).await;
@@ -150,6 +166,17 @@ impl Ctx {
         let _ = self.events.send((self.key, event)).await;
     }
 
+    /// The end of a job that a fault of the agent ended.
+    fn panicked(&self, panic: &(dyn Any + Send)) -> Outcome {
+        if matches!(*self.stop.borrow(), Stop::Abandon { .. }) {
+            return Outcome::of_stop(&self.stop.borrow());
+        }
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        let message = format!("a fault of the agent ended the job: {}", text.unwrap_or("it panicked"));
+        tracing::error!(job = %self.key, message, "a job panicked");
+        Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), self.masker.mask_text(&message))
+    }
+
     async fn work(&mut self, dir: &Path, offer: JobOffer, spec: JobSpec) -> Outcome {
         let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
         let deadline = limit.map(|limit| Instant::now() + limit);
@@ -168,7 +195,7 @@ impl Ctx {
         }
         // What is left to prepare takes less than the answer.
         self.tell(JobEvent::AskStart).await;
-        let mut job = match self.prepare(&offer, spec, workspace, scratch) {
+        let mut job = match self.prepare(spec, workspace, scratch) {
             Ok(job) => job,
             Err(error) => {
                 let message = format!("the workspace cannot be prepared: {error}");
@@ -248,38 +275,8 @@ impl Ctx {
     }
 
     /// Everything that user code will find, short of running it.
-    fn prepare(
-        &self,
-        offer: &JobOffer,
-        spec: JobSpec,
-        workspace: PathBuf,
-        scratch: PathBuf,
-    ) -> std::io::Result<steps::Job> {
-        let text = |name: &str| spec.context.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
-        let mut job_facing = vec![
-            ("KICI_RUN_ID", self.key.run.to_string()),
-            ("KICI_JOB_ID", self.key.job.to_string()),
-            ("KICI_JOB_NAME", offer.job_name.clone()),
-            ("KICI_WORKFLOW", offer.workflow.clone()),
-            ("KICI_REF", text("ref")),
-            ("KICI_SHA", text("sha")),
-            ("KICI_CHECK_MODE", spec.check_mode.as_str().to_owned()),
-        ];
-        if let Some(fanout) = &spec.fanout {
-            job_facing.extend([
-                ("KICI_FANOUT_HOST", fanout.host.to_string()),
-                ("KICI_FANOUT_INDEX", fanout.index.to_string()),
-                ("KICI_FANOUT_TOTAL", fanout.total.to_string()),
-            ]);
-        }
-        if let Some(outcome) = &spec.outcome {
-            job_facing.push(("KICI_OUTCOME_STATUS", outcome.clone()));
-        }
-        if let Some(event) = spec.context.get("event") {
-            let path = scratch.join("event.json");
-            std::fs::write(&path, serde_json::to_vec(event)?)?;
-            job_facing.push(("KICI_EVENT_PATH", path.display().to_string()));
-        }
+    fn prepare(&self, spec: JobSpec, workspace: PathBuf, scratch: PathBuf) -> std::io::Result<steps::Job> {
+        let job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
         Ok(steps::Job {
             spec,
             workspace,
@@ -363,6 +360,7 @@ impl Reporter for Ctx {
     }
 
     fn tree(&self, keeper: ProcessId) {
+        self.trees.lock().unwrap_or_else(PoisonError::into_inner).push(keeper);
         if let Err(error) = self.journal.tree(self.key, keeper) {
             tracing::warn!(job = %self.key, %error, "cannot write down a process; a crash of the agent would leave it behind");
         }

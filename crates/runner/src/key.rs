@@ -88,7 +88,8 @@ pub fn parse_step_file_name(name: &str) -> Option<StepKey> {
     let (kind, owner) = rest.rsplit_once('-')?;
     let (kind, sign) = kind.strip_suffix('-').map_or((kind, 1), |kind| (kind, -1));
     Some(StepKey {
-        kind: kind.replace('_', ":"),
+        // Only the `:` behind `hook` was one; the names of hooks have a `_` of their own.
+        kind: kind.strip_prefix("hook_").map_or_else(|| kind.to_owned(), |hook| format!("hook:{hook}")),
         owner_index: sign * owner.parse::<i32>().ok()?,
         ordinal: ordinal.parse().ok()?,
     })
@@ -100,8 +101,13 @@ mod tests {
 
     #[test]
     fn step_file_names_round_trip() {
-        let hook = StepKey { kind: "hook:cleanup".to_owned(), owner_index: 2, ordinal: 1 };
-        for (key, name) in [(step_key(3), "step-3-0"), (checkout_key(), "checkout--1-0"), (hook, "hook_cleanup-2-1")] {
+        for (key, name) in [
+            (step_key(3), "step-3-0"),
+            (checkout_key(), "checkout--1-0"),
+            (init_key(0), "init--1-10"),
+            (hook_key("cleanup", Some(2), 1), "hook_cleanup-2-1"),
+            (hook_key("on_failure", None, 0), "hook_on_failure--1-0"),
+        ] {
             assert_eq!(step_file_name(&key), name);
             assert_eq!(parse_step_file_name(name), Some(key));
         }

@@ -46,6 +46,11 @@ impl Stop {
         }
     }
 
+    /// Whether no step and no hook may be started any more, whatever it asks for.
+    pub const fn runs_nothing_more(&self) -> bool {
+        matches!(self, Self::Force { .. } | Self::Abandon { .. } | Self::Graceful { more_steps: false, .. })
+    }
+
     /// From SIGTERM to SIGKILL; zero where there is no SIGTERM.
     pub const fn grace(&self) -> Duration {
         match self {

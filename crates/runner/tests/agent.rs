@@ -2,12 +2,13 @@
 
 mod fake;
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fake::{Fake, Frame, job, offer, script, token};
+use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::*;
 use kici_runner::agent::{Agent, Ended, Signal};
 use kici_runner::config::{Config, Sources};
@@ -41,10 +42,13 @@ fn config(url: &str, dir: &Path, more: &[(&str, &str)]) -> Config {
 
 async fn agent(fake: &Fake, more: &[(&str, &str)]) -> Running {
     let dir = tempfile::tempdir().expect("a directory");
+    agent_in(fake, dir, more, Arc::new(SystemClock)).await
+}
+
+async fn agent_in(fake: &Fake, dir: TempDir, more: &[(&str, &str)], clock: Arc<dyn Clock>) -> Running {
     let (signals, from_test) = mpsc::channel(4);
     let config = config(&fake.url(), dir.path(), more);
-    let task = TaskTracker::new()
-        .spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test).await.expect("started") });
+    let task = TaskTracker::new().spawn(async move { Agent::run(config, clock, from_test).await.expect("started") });
     fake.registered().await;
     Running { signals, task, dir }
 }
@@ -106,6 +110,41 @@ async fn a_denied_start_discards_the_job() {
     }
     assert_eq!(fake.result(&second).await.state, "success");
     assert!(!running_agent.dir.path().join("ran").exists());
+}
+
+/// Panics once, in the task of a job, when a file is there.
+struct Faulty {
+    file: PathBuf,
+    agent: OnceLock<tokio::task::Id>,
+}
+
+impl Clock for Faulty {
+    fn now(&self) -> Ts {
+        // The first to ask is the agent itself.
+        let of_agent = tokio::task::try_id().is_none_or(|id| id == *self.agent.get_or_init(|| id));
+        assert!(of_agent || std::fs::remove_file(&self.file).is_err(), "a faulty clock");
+        SystemClock.now()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_whose_task_panics_is_reported_and_gives_its_slot_back() {
+    let fake = Fake::start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let clock = Faulty { file: dir.path().join("trip"), agent: OnceLock::new() };
+    let running_agent = agent_in(&fake, dir, &[], Arc::new(clock)).await;
+    let (first, second) = (job(1, 1), job(2, 1));
+    let trip = script("setsid sleep 600 > /dev/null 2>&1 & echo $! > $HOME/pid; touch $HOME/trip; echo up; sleep 600");
+    fake.send(Down::JobOffer(offer(&first, vec![trip]))).await;
+    let result = fake.result(&first).await;
+    assert_eq!((result.state.as_str(), result.reason.as_str()), ("failed", "sandbox_failed"));
+    assert!(result.message.contains("a faulty clock"), "{}", result.message);
+    assert!(fake.sealed(&first, "step-0-0").await.is_empty());
+    let pid = std::fs::read_to_string(running_agent.dir.path().join("pid")).expect("a pid");
+    let left = kici_sys::process::ProcessId::of(pid.trim().parse().expect("a number"));
+    assert!(left.is_none_or(|id| !id.is_alive()), "{pid} lives");
+    fake.send(Down::JobOffer(offer(&second, vec![script("true")]))).await;
+    assert_eq!(fake.result(&second).await.state, "success");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,8 +18,10 @@ use super::{LogAppender, LogError, LogKey, StepAck, StepFile};
 
 /// Largest `LogData.data`. Agents send less; a larger one is an error of theirs, not a reason to buffer it.
 const MAX_CHUNK_BYTES: usize = 1024 * 1024;
-/// Steps of one job, pseudo-steps and hooks included; beyond it something is wrong with the sender.
-const MAX_STEPS: usize = 4096;
+/// Steps of one job, pseudo-steps and hooks included; beyond it something is wrong with the sender. The compiler allows 256 steps
+/// and 16 hooks of a kind. Around a step run `before_step`, `cleanup`, and `after_step` or `on_cancel`: 256 * (1 + 3 * 16) = 12544.
+/// The checkout, 16 commands of `init`, and two kinds of hooks at the end of the job make 12593.
+const MAX_STEPS: usize = 16_384;
 
 /// The answer stream of a call.
 pub type LogAcks = ReceiverStream<Result<LogAck, Status>>;

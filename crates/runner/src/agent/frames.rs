@@ -3,7 +3,6 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use kici_engine::lock::MAX_HOOK_MS;
 use kici_engine::state::FailureReason;
 use kici_protocol::PROTOCOL_VERSION;
 use kici_protocol::agent::{
@@ -19,7 +18,6 @@ use super::{Agent, FENCE_GRACE, Link};
 use crate::job::Grant;
 use crate::key::JobKey;
 use crate::session::Session;
-use crate::steps::AFTER_CANCEL_LIMIT;
 use crate::stop::{Stop, strengthen};
 
 /// Grace of a job that names none.
@@ -218,17 +216,4 @@ impl Agent {
         let job = Some(key.to_ref());
         self.send(agent_frame::Frame::CancelAnswer(CancelAnswer { job, answer: answer.to_owned() }));
     }
-}
-
-/// How long the steps and hooks may take that run after a cancel.
-pub(super) fn after_cancel(spec: &kici_engine::jobspec::JobSpec) -> Duration {
-    let hook = |step: &kici_engine::lock::Step| step.timeout_ms.unwrap_or(MAX_HOOK_MS).min(MAX_HOOK_MS);
-    // One step runs at a time, or steps side by side whose hooks run side by side too.
-    let of_step = |step: &kici_engine::lock::Step| step.on_cancel.iter().chain(&step.cleanup).map(hook).sum::<u64>();
-    let own = spec.steps.iter().map(of_step).max().unwrap_or_default();
-    let of_job: u64 = spec.hooks.on_cancel.iter().chain(&spec.hooks.cleanup).map(hook).sum();
-    let asks = |condition: &str| condition.contains("always") || condition.contains("cancelled");
-    let limit = |ms: Option<u64>| ms.map_or(AFTER_CANCEL_LIMIT, Duration::from_millis).min(AFTER_CANCEL_LIMIT);
-    let steps = spec.steps.iter().filter(|step| step.condition.as_deref().is_some_and(asks));
-    steps.map(|step| limit(step.timeout_ms)).sum::<Duration>() + Duration::from_millis(own + of_job)
 }

@@ -1,6 +1,6 @@
 //! The jobs that an agent holds, and what they tell it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kici_engine::jobspec::JobSpec;
@@ -166,9 +166,10 @@ impl Agent {
                 "host": kici_sys::host::hostname(),
                 "labels": self.labels,
             }),
+            trees: Mutex::default(),
         };
         tracing::info!(job = %key, workflow = offer.workflow, name = offer.job_name, request = offer.request_id, "a job is taken");
-        let after_cancel = super::frames::after_cancel(&spec);
+        let after_cancel = super::after_cancel::after_cancel(&spec);
         let task = self.tasks.spawn(job::run(ctx, offer, spec));
         let held = Held {
             stop,

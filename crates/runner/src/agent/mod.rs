@@ -1,5 +1,6 @@
 //! The agent: one task that owns the session, the jobs and the outbox, and decides everything from the events that reach it.
 
+mod after_cancel;
 mod frames;
 mod held;
 mod post;

@@ -5,6 +5,7 @@
 //! outlives the program.
 
 mod board;
+mod ignored;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +33,7 @@ pub use board::{Board, Entry};
 use crate::mask::Masker;
 use crate::ports::{Reporter, StepReport};
 use crate::spool::{Limits, Next, Spool};
-use crate::steps::environment::{HOST_VARIABLES, Variables};
+use crate::steps::environment::{HOST_VARIABLES, Variables, job_facing};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, strengthen};
 
@@ -62,6 +63,8 @@ pub struct Settings {
 
 /// Hears how a local run goes.
 pub trait Screen: Send + Sync {
+    /// A word about the run as a whole, before its first job.
+    fn note(&self, text: &str);
     /// A job starts.
     fn job_starts(&self, job: &Entry);
     /// A step has a new status.
@@ -142,6 +145,8 @@ pub async fn run(
     };
     let limit = plan.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
     let mut board = Board::new(scope, plan, settings.only.as_deref()).map_err(LocalError::NoSuchJob)?;
+    let kept = board.entries().iter().map(|entry| entry.plan.job_index).collect();
+    ignored::keys(workflow, &kept).iter().for_each(|text| screen.note(text));
     let mut took: BTreeMap<usize, Duration> = BTreeMap::new();
     let (tell, mut told) = watch::channel(stop.borrow().clone());
     while let Some(at) = board.next() {
@@ -273,20 +278,7 @@ impl Job<'_> {
             std::fs::create_dir_all(&empty)?;
             empty
         };
-        let text = |name: &str| spec.context.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
-        let mut job_facing = vec![
-            ("KICI_RUN_ID", self.scope.run.id.to_string()),
-            ("KICI_JOB_ID", JobId::mint(&*self.settings.ids).to_string()),
-            ("KICI_JOB_NAME", plan.name.clone()),
-            ("KICI_WORKFLOW", self.scope.workflow.name.clone()),
-            ("KICI_REF", text("ref")),
-            ("KICI_SHA", text("sha")),
-        ];
-        if let Some(event) = spec.context.get("event") {
-            let path = scratch.join("event.json");
-            std::fs::write(&path, serde_json::to_vec(event)?)?;
-            job_facing.push(("KICI_EVENT_PATH", path.display().to_string()));
-        }
+        let job_facing = job_facing(self.scope.run.id, JobId::mint(&*self.settings.ids), &spec, &scratch)?;
         let limits = Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES };
         let spool = Spool::create(&dir.join("spool"), limits)?;
         Ok(Ok(steps::Job {

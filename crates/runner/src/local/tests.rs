@@ -29,6 +29,10 @@ impl Heard {
 }
 
 impl Screen for Heard {
+    fn note(&self, text: &str) {
+        self.say(format!("! {text}"));
+    }
+
     fn job_starts(&self, job: &Entry) {
         self.say(format!("+{}", job.plan.name));
     }
@@ -230,6 +234,26 @@ async fn the_limit_of_the_workflow_fails_the_running_job() {
     let summary = world.go(source, &heard).await.expect("a run");
     assert_eq!(summary.status, RunStatus::Failed);
     assert_eq!(summary.jobs[0].entry.reason, Some(FailureReason::WorkflowTimeout));
+}
+
+#[tokio::test]
+async fn what_only_an_orchestrator_does_is_named_and_jobs_see_the_variables_of_an_agent() {
+    let (mut world, heard) = (World::new(), Heard::default());
+    let source = "on: push\nconcurrency: { group: x }\nrequires: [{ file: go.mod }]\ndefaults: { runs_on: x }\nhooks: { on_success: 'echo ended $KICI_OUTCOME_STATUS' }\njobs:\n  a:\n    concurrency: { group: y }\n    retry: { attempts: 2 }\n    run: echo $KICI_JOB_NAME $KICI_CHECK_MODE\n";
+    let summary = world.go(source, &heard).await.expect("a run");
+    assert_eq!(summary.status, RunStatus::Success);
+    let said = heard.all();
+    let keys: Vec<&str> = said.iter().filter_map(|line| line.strip_prefix("! ")?.split(" is").next()).collect();
+    assert_eq!(keys, ["`requires`", "`concurrency`", "job `a`: `concurrency`", "job `a`: `retry`"]);
+    for line in ["a| a apply", "ended success"] {
+        assert!(said.iter().any(|one| one.ends_with(line)), "{line}: {said:?}");
+    }
+    world.settings.only = Some("b".into());
+    let heard = Heard::default();
+    let source = "on: push\njobs:\n  a: { runs_on: x, retry: { attempts: 2 }, run: 'true' }\n  b: { runs_on_all: web, run: 'true' }\n";
+    let summary = world.go(source, &heard).await.expect("a run");
+    assert_eq!((summary.status, heard.all().len()), (RunStatus::Failed, 1), "{:?}", heard.all());
+    assert!(heard.all()[0].starts_with("! job `b`: `runs_on_all` finds no hosts"), "{:?}", heard.all());
 }
 
 #[tokio::test]

@@ -49,6 +49,19 @@ async fn what_is_written_is_sent_once_and_in_order() {
 }
 
 #[tokio::test]
+async fn a_log_that_nobody_closes_ends_at_what_was_written() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let spool = Spool::create(&dir.path().join("s"), WIDE).expect("made");
+    let mut step = spool.open(&step_key(0)).await.expect("opened");
+    step.append(&lines("one\ntwo")).await.expect("written");
+    drop(step);
+    drop(spool.open(&step_key(1)).await.expect("opened"));
+    assert_eq!(drain(&spool), [("step".into(), "5 m one\n5 m two\n".into())]);
+    spool.close();
+    assert!(matches!(spool.next(16, u64::MAX), Ok(Next::Done)));
+}
+
+#[tokio::test]
 async fn a_new_upload_starts_at_what_was_acknowledged() {
     let dir = tempfile::tempdir().expect("a directory");
     let spool = Spool::create(&dir.path().join("s"), WIDE).expect("made");

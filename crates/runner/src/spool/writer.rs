@@ -188,6 +188,34 @@ impl StepLog {
     }
 }
 
+/// A log that nobody closes, because what wrote it failed or was dropped, ends at what was written: an upload waits for the end
+/// of every log that was opened.
+impl Drop for StepLog {
+    fn drop(&mut self) {
+        if self.spool.lock().steps[self.index].seal.is_some() {
+            return;
+        }
+        let mut seal = Seal { offset: self.written, lines: self.lines, ..Seal::default() };
+        if let Some(tail) = self.tail.take() {
+            (seal.missing_bytes, seal.missing_lines) = (tail.dropped_bytes, tail.dropped_lines);
+            for segment in tail.segments {
+                seal.missing_bytes += segment.bytes;
+                seal.missing_lines += segment.lines;
+                // The directory goes with the job.
+                let _ = std::fs::remove_file(&segment.path);
+            }
+        }
+        let kept = serde_json::to_vec(&seal)
+            .map_err(io::Error::from)
+            .and_then(|text| std::fs::write(seal_path(&self.path), text));
+        if let Err(error) = kept {
+            tracing::warn!(log = %self.path.display(), %error, "the end of a log cannot be written down");
+        }
+        self.spool.lock().steps[self.index].seal = Some(seal);
+        self.spool.more.notify_one();
+    }
+}
+
 impl Spool {
     /// Waits out a full disk; any other error is returned.
     pub(crate) async fn ride_out(&self, error: io::Error) -> io::Result<()> {

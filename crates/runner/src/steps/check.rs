@@ -74,6 +74,9 @@ impl Run<'_> {
         };
         let mut went = self.script(attempt, part, script, file, log, trees, reporter, stop).await?;
         let mut outputs = looked.outputs;
+        // A name that both set counts once.
+        let twice = outputs.iter().filter(|(name, _)| went.outputs.contains_key(*name));
+        self.discard(&twice.map(|(name, value)| (name.clone(), value.clone())).collect());
         outputs.append(&mut went.outputs);
         let summary = looked.summary + &went.summary;
         let mut exports = looked.exports;
@@ -115,6 +118,7 @@ impl Run<'_> {
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Went> {
         let limit = Duration::from_millis(wait.timeout_ms);
+        let limit = super::limit_of(limit, attempt.after_stop);
         let until = Instant::now() + limit;
         let interval = Duration::from_millis(wait.interval_ms).max(MIN_INTERVAL);
         let (mut asked, mut last) = (0_u32, String::new());
@@ -142,9 +146,14 @@ impl Run<'_> {
                 self.say(log, &[format!("not yet: {}", went.message)]).await?;
             }
             // Nothing of a question that was answered with no stays.
+            self.discard(&went.outputs);
             let _ = std::fs::remove_dir_all(dir);
             for mut tree in trees.drain(..) {
                 tree.kill().await;
+            }
+            // Both may be over by now: the limit of the job ends more than this step.
+            if let Some(interrupted) = self.interrupted(attempt.after_stop, stop) {
+                return Ok(interrupted);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || went.reason == FailureReason::StepTimeout {

@@ -109,7 +109,7 @@ impl Run<'_> {
         let job = self.render_all(&spec.env, &below, None).map_err(expr_error)?;
         let at = step.composite;
         let mut layers = vec![spec.variables.clone(), job];
-        layers.extend(at.map(|at| self.frames[at as usize].env.clone()));
+        layers.extend(self.frame_at(at).map(|frame| frame.env.clone()));
         let seen = self.environment.of_step(&layers, []).0;
         layers.push(self.render_all(&step.env, &seen, at).map_err(expr_error)?);
         let name = match &step.name {
@@ -155,6 +155,10 @@ impl Run<'_> {
             Ok(files) => files,
             Err(Refused(reason, message)) => return Ok(Went::failed(reason, message)),
         };
+        // A word may have come while hooks ran before the step, or while the disk was full.
+        if let Some(interrupted) = self.interrupted(attempt.after_stop, stop) {
+            return Ok(interrupted);
+        }
         let bounds = Bounds {
             timeout: attempt.until.saturating_duration_since(Instant::now()),
             deadline: self.job.deadline.filter(|_| !attempt.after_stop),
@@ -271,7 +275,7 @@ impl Run<'_> {
     }
 
     fn check_outputs(&self, went: Went) -> Went {
-        let size: usize = went.outputs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let size = output_bytes(&went.outputs);
         let used = self.output_bytes.fetch_add(size, Ordering::Relaxed);
         if size <= MAX_STEP_OUTPUT_BYTES && used + size <= MAX_JOB_OUTPUT_BYTES {
             return went;
@@ -279,6 +283,20 @@ impl Run<'_> {
         self.output_bytes.fetch_sub(size, Ordering::Relaxed);
         let message = "its outputs are larger than 1 MiB, or those of the job than 8 MiB";
         Went { summary: went.summary, ..Went::failed(FailureReason::StepFailed, message) }
+    }
+
+    /// The outputs of an attempt or question that another one follows count no more.
+    pub(super) fn discard(&self, outputs: &BTreeMap<String, String>) {
+        self.output_bytes.fetch_sub(output_bytes(outputs), Ordering::Relaxed);
+    }
+
+    /// Why nothing more may be started now: a word to the job, or its limit.
+    pub(super) fn interrupted(&self, after_stop: bool, stop: &watch::Receiver<Stop>) -> Option<Went> {
+        let told = stop.borrow().clone();
+        let late = self.job.deadline.is_some_and(|deadline| !after_stop && deadline <= Instant::now());
+        let ends = if after_stop { told.runs_nothing_more() } else { told != Stop::Run };
+        let ended = ends.then_some(Ended::Stopped(told)).or_else(|| late.then_some(Ended::DeadlineReached));
+        ended.map(Went::interrupted)
     }
 
     /// Sleeps; some is how it was interrupted.
@@ -297,4 +315,8 @@ impl Run<'_> {
             stop = told(stop, after_stop) => Some(Went::interrupted(Ended::Stopped(stop))),
         }
     }
+}
+
+fn output_bytes(outputs: &BTreeMap<String, String>) -> usize {
+    outputs.iter().map(|(name, value)| name.len() + value.len()).sum()
 }

@@ -30,6 +30,11 @@ pub(super) struct Frame {
 }
 
 impl Run<'_> {
+    /// The use that something stands in, where there is one.
+    pub(super) fn frame_at(&self, at: Option<u32>) -> Option<&Frame> {
+        self.frames.get(at? as usize)
+    }
+
     fn used(&self, at: u32) -> &Composite {
         &self.job.spec.composites[at as usize]
     }
@@ -37,10 +42,10 @@ impl Run<'_> {
     /// The uses that a step stands in, the outermost first.
     fn chain(&self, mut at: Option<u32>) -> Vec<u32> {
         let mut chain = Vec::new();
-        while let Some(used) = at {
+        // A use that is not there is none, and a parent always stands before: a list that no compiler made cannot end the agent.
+        while let Some((used, found)) = at.and_then(|at| Some((at, self.job.spec.composites.get(at as usize)?))) {
             chain.insert(0, used);
-            // A parent always stands before: an untrusted list cannot make this go on for ever.
-            at = self.used(used).parent.filter(|parent| *parent < used);
+            at = found.parent.filter(|parent| *parent < used);
         }
         chain
     }
@@ -59,8 +64,8 @@ impl Run<'_> {
         let used = self.used(at);
         let fault =
             |message: String| Frame { entered: Some(Err(format!("`{}`: {message}", used.path))), ..Frame::default() };
-        match used.parent.map(|parent| &self.frames[parent as usize].entered) {
-            Some(Some(Ok(true))) | None => {}
+        match (used.parent, self.frame_at(used.parent).map(|parent| &parent.entered)) {
+            (_, Some(Some(Ok(true)))) | (None, _) => {}
             _ => return Frame { entered: Some(Ok(false)), ..Frame::default() },
         }
         let seen = match self.seen_at(used.parent) {
@@ -90,7 +95,7 @@ impl Run<'_> {
             Ok(own) => own,
             Err(message) => return fault(format!("env: {message}")),
         };
-        let mut env = used.parent.map(|parent| self.frames[parent as usize].env.clone()).unwrap_or_default();
+        let mut env = self.frame_at(used.parent).map(|parent| parent.env.clone()).unwrap_or_default();
         env.extend(own);
         env.extend(kici_engine::plan::input_variables(&inputs));
         let forgiving = standing != expr::Outcome::Success;
@@ -99,7 +104,7 @@ impl Run<'_> {
 
     /// How what a step stands in is doing: the job, or the use of a step file that runs although the job failed.
     pub(super) fn standing_at(&self, at: Option<u32>) -> expr::Outcome {
-        match at.map(|at| &self.frames[at as usize]) {
+        match self.frame_at(at) {
             Some(frame) if frame.forgiving && !frame.failed => expr::Outcome::Success,
             _ => self.standing(),
         }
@@ -107,7 +112,10 @@ impl Run<'_> {
 
     /// Why the steps of a use do not run, where they do not.
     pub(super) fn held_back(&self, step: &Step) -> Option<Result<(), String>> {
-        match &self.frames[step.composite? as usize].entered {
+        let Some(frame) = self.frame_at(Some(step.composite?)) else {
+            return Some(Err("it stands in a step file that is not used".to_owned()));
+        };
+        match &frame.entered {
             Some(Ok(true)) | None => None,
             Some(Ok(false)) => Some(Ok(())),
             Some(Err(message)) => Some(Err(message.clone())),
@@ -117,7 +125,7 @@ impl Run<'_> {
     /// Notes down the result of a step where it belongs.
     pub(super) fn note(&mut self, done: &Done) {
         let step = &self.job.spec.steps[done.index];
-        let ran = !matches!(done.status, StepStatus::Skipped | StepStatus::Cancelled);
+        let ran = done.in_sync || !matches!(done.status, StepStatus::Skipped | StepStatus::Cancelled);
         for at in self.chain(step.composite) {
             let frame = &mut self.frames[at as usize];
             frame.ran |= ran;
@@ -130,8 +138,8 @@ impl Run<'_> {
     }
 
     fn results_at(&mut self, at: Option<u32>) -> &mut Map<String, Json> {
-        match at {
-            Some(at) => &mut self.frames[at as usize].results,
+        match at.and_then(|at| self.frames.get_mut(at as usize)) {
+            Some(frame) => &mut frame.results,
             None => &mut self.results,
         }
     }
@@ -152,8 +160,8 @@ impl Run<'_> {
             };
             let outputs = if frame.ran { self.outputs_of(at) } else { Ok(BTreeMap::new()) };
             let outputs = outputs.unwrap_or_else(|message| {
-                // After a failure a result may well be missing.
-                if status == StepStatus::Success {
+                // After a failure, and where nothing is applied, a result may well be missing.
+                if status == StepStatus::Success && !self.job.spec.check_mode.is_check() {
                     let message = format!("outputs of `{}`: {message}", self.used(at).path);
                     let failure = Outcome::new(JobStatus::Failed, Some(FailureReason::ExprError), message);
                     self.outcome.get_or_insert(failure);
@@ -176,7 +184,7 @@ impl Run<'_> {
 
     /// What people see of a use.
     pub(super) fn used_name(&self, at: u32) -> String {
-        let used = self.used(at);
+        let Some(used) = self.job.spec.composites.get(at as usize) else { return String::new() };
         let stem = || used.path.rsplit('/').next().unwrap_or_default().trim_end_matches(".yaml").to_owned();
         used.name.clone().or_else(|| used.id.clone()).unwrap_or_else(stem)
     }

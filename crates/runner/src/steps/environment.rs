@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io;
 use std::path::Path;
+
+use kici_engine::ids::{JobId, RunId};
+use kici_engine::jobspec::JobSpec;
+use serde_json::Value as Json;
 
 /// Variables of the host that steps see. Nothing else of the agent's environment reaches them.
 pub const HOST_VARIABLES: &[&str] = &["PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ"];
@@ -12,6 +17,37 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Names as text to text.
 pub type Variables = BTreeMap<String, String>;
+
+/// The `KICI_*` variables of a job, wherever it runs. The event is written into a file below `scratch`.
+///
+/// # Errors
+/// When that file cannot be written.
+pub fn job_facing(run: RunId, job: JobId, spec: &JobSpec, scratch: &Path) -> io::Result<Vec<(&'static str, String)>> {
+    let text = |name: &str| spec.context.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
+    let mut all = vec![
+        ("KICI_RUN_ID", run.to_string()),
+        ("KICI_JOB_ID", job.to_string()),
+        ("KICI_JOB_NAME", spec.job.clone()),
+        ("KICI_WORKFLOW", spec.workflow.clone()),
+        ("KICI_REF", text("ref")),
+        ("KICI_SHA", text("sha")),
+        ("KICI_CHECK_MODE", spec.check_mode.as_str().to_owned()),
+    ];
+    if let Some(fanout) = &spec.fanout {
+        all.extend([
+            ("KICI_FANOUT_HOST", fanout.host.to_string()),
+            ("KICI_FANOUT_INDEX", fanout.index.to_string()),
+            ("KICI_FANOUT_TOTAL", fanout.total.to_string()),
+        ]);
+    }
+    all.extend(spec.outcome.clone().map(|outcome| ("KICI_OUTCOME_STATUS", outcome)));
+    if let Some(event) = spec.context.get("event") {
+        let path = scratch.join("event.json");
+        std::fs::write(&path, serde_json::to_vec(event)?)?;
+        all.push(("KICI_EVENT_PATH", path.display().to_string()));
+    }
+    Ok(all)
+}
 
 /// The environment of one job as it grows with its steps.
 #[derive(Clone, Debug, Default)]

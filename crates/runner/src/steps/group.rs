@@ -52,13 +52,14 @@ impl Run<'_> {
         for index in waiting.clone() {
             self.report_pending(index, reporter).await;
         }
-        let mut failed = false;
+        let (mut failed, mut late) = (false, false);
         let mut heard_stop = true;
         loop {
             tokio::select! {
                 next = running.next() => {
                     let Some(mut one) = next else { break };
                     failed |= one.failure.is_some();
+                    late |= one.deadline;
                     if fail_fast && failed {
                         strengthen(&tell, fail_fast_stop(&one));
                     }
@@ -72,7 +73,7 @@ impl Run<'_> {
                         Stop::Graceful { .. } => !self.stopping,
                         Stop::Force { .. } | Stop::Abandon { .. } => true,
                     };
-                    let halted = stopped || (fail_fast && failed);
+                    let halted = stopped || late || (fail_fast && failed);
                     if !halted {
                         running.extend(waiting.next().map(start));
                     }

@@ -31,6 +31,9 @@ impl Run<'_> {
         let mut trees = Vec::new();
         let facts = vec![("KICI_STEP_INDEX", index.to_string())];
         for (nth, hook) in self.job.spec.hooks.before_step.iter().enumerate() {
+            if self.interrupted(self.stopping, stop).is_some() {
+                break;
+            }
             // An observer: how it ends changes nothing.
             self.hook("before_step", Some(index), nth, hook, &facts, self.stopping, &mut trees, reporter, stop).await;
         }
@@ -47,18 +50,23 @@ impl Run<'_> {
         stop: &mut watch::Receiver<Stop>,
     ) -> Vec<Tree> {
         let mut trees = Vec::new();
-        if runs_nothing_more(&stop.borrow()) {
-            return trees;
-        }
         let step = &self.job.spec.steps[index];
         let mut facts = facts(done.status.as_str(), done.failure.as_ref(), took);
         facts.push(("KICI_STEP_INDEX", index.to_string()));
         let cancelled = done.status == StepStatus::Cancelled;
-        let stopping = self.stopping || cancelled || done.deadline;
+        let mut stopping = self.stopping || cancelled || done.deadline;
         let on_cancel = step.on_cancel.iter().filter(|_| cancelled || done.deadline).map(|hook| ("on_cancel", hook));
         let own = on_cancel.chain(step.cleanup.iter().map(|hook| ("cleanup", hook)));
-        let after = self.job.spec.hooks.after_step.iter().filter(|_| !stopping).map(|hook| ("after_step", hook));
+        let after = self.job.spec.hooks.after_step.iter().map(|hook| ("after_step", hook));
         for (nth, (kind, hook)) in own.chain(after).enumerate() {
+            if stop.borrow().runs_nothing_more() {
+                break;
+            }
+            // A cancel that comes now leaves what still has to be cleaned up.
+            stopping |= *stop.borrow() != Stop::Run;
+            if stopping && kind == "after_step" {
+                break;
+            }
             self.hook(kind, Some(index), nth, hook, &facts, stopping, &mut trees, reporter, stop).await;
         }
         trees
@@ -71,7 +79,7 @@ impl Run<'_> {
         reporter: &dyn Reporter,
         stop: &mut watch::Receiver<Stop>,
     ) -> Outcome {
-        if self.job.spec.check_mode.is_check() || outcome.abandoned || runs_nothing_more(&stop.borrow()) {
+        if self.job.spec.check_mode.is_check() || outcome.abandoned || stop.borrow().runs_nothing_more() {
             return outcome;
         }
         let hooks = &self.job.spec.hooks;
@@ -84,7 +92,7 @@ impl Run<'_> {
         let all = first.iter().map(|hook| (kind, hook)).chain(hooks.cleanup.iter().map(|hook| ("cleanup", hook)));
         let mut trees = Vec::new();
         for (nth, (kind, hook)) in all.enumerate() {
-            if runs_nothing_more(&stop.borrow()) {
+            if stop.borrow().runs_nothing_more() {
                 break;
             }
             // A cancel that comes now leaves what still has to be cleaned up.
@@ -190,11 +198,6 @@ fn hook_went(ended: Ended, limit: Duration) -> Went {
         }
         other => Went::interrupted(other),
     }
-}
-
-/// After a word that leaves no time no hook runs.
-fn runs_nothing_more(stop: &Stop) -> bool {
-    matches!(stop, Stop::Force { .. } | Stop::Abandon { .. } | Stop::Graceful { more_steps: false, .. })
 }
 
 fn facts(status: &str, outcome: Option<&Outcome>, took: Duration) -> Facts {

@@ -13,14 +13,15 @@ use super::step::{Attempt, plain_name};
 use super::{Outcome, Run};
 use crate::key::init_key;
 use crate::ports::{Reporter, StepReport};
+use crate::spool::StepLog;
 use crate::stop::Stop;
 
 /// Limit of a command that names none.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(600);
 
 impl Run<'_> {
-    /// Runs the commands in order. The first that fails fails the job, and no step runs that does not ask for it. Nothing is
-    /// prepared where nothing is changed.
+    /// Runs the commands in order. The first that fails fails the job, and no step runs that does not ask for it. They
+    /// run in check mode too: what looks for drift needs its tools.
     pub(super) async fn init(&mut self, reporter: &dyn Reporter, stop: &mut watch::Receiver<Stop>) {
         for (nth, command) in self.job.spec.init.iter().enumerate() {
             let now = stop.borrow().clone();
@@ -66,19 +67,9 @@ impl Run<'_> {
         let key = init_key(nth);
         let mut report = StepReport::new(key.clone(), plain_name(command), StepStatus::Running, self.job.clock.now());
         reporter.step(report.clone()).await;
-        let went = match (self.base(command), self.job.spool.open(&key).await, &command.action) {
-            (Ok(base), Ok(mut log), Action::Run(script)) => {
-                let limit = command.timeout_ms.map_or(DEFAULT_LIMIT, Duration::from_millis);
-                let attempt = Attempt {
-                    step: command,
-                    base: &base,
-                    dir: self.job.scratch.join(format!("init-{nth}")),
-                    until: Instant::now() + limit,
-                    limit,
-                    after_stop: false,
-                };
-                let went = self.script(&attempt, "", script, None, &mut log, trees, reporter, stop).await;
-                let went = went.unwrap_or_else(|error| Went::failed(FailureReason::SandboxFailed, error.to_string()));
+        let went = match self.job.spool.open(&key).await {
+            Ok(mut log) => {
+                let went = self.init_script(nth, command, &mut log, trees, reporter, stop).await;
                 if went.status != StepStatus::Success {
                     // The report carries the message too.
                     let _ = self.say(&mut log, std::slice::from_ref(&went.message)).await;
@@ -86,11 +77,7 @@ impl Run<'_> {
                 report.log = log.close(self.job.clock.now()).await.unwrap_or_default();
                 went
             }
-            (Err(Refused(reason, message)), ..) => Went::failed(reason, message),
-            (_, Err(error), _) => {
-                Went::failed(FailureReason::SandboxFailed, format!("its log cannot be kept: {error}"))
-            }
-            _ => Went::failed(FailureReason::SandboxFailed, "init is a script"),
+            Err(error) => Went::failed(FailureReason::SandboxFailed, format!("its log cannot be kept: {error}")),
         };
         report.status = went.status;
         report.at = self.job.clock.now();
@@ -98,5 +85,33 @@ impl Run<'_> {
         report.message = self.job.masker.mask_text(&went.message);
         reporter.step(report).await;
         went
+    }
+    async fn init_script(
+        &self,
+        nth: usize,
+        command: &Step,
+        log: &mut StepLog,
+        trees: &mut Vec<Tree>,
+        reporter: &dyn Reporter,
+        stop: &mut watch::Receiver<Stop>,
+    ) -> Went {
+        let Action::Run(script) = &command.action else {
+            return Went::failed(FailureReason::SandboxFailed, "init is a script");
+        };
+        let base = match self.base(command) {
+            Ok(base) => base,
+            Err(Refused(reason, message)) => return Went::failed(reason, message),
+        };
+        let limit = command.timeout_ms.map_or(DEFAULT_LIMIT, Duration::from_millis);
+        let attempt = Attempt {
+            step: command,
+            base: &base,
+            dir: self.job.scratch.join(format!("init-{nth}")),
+            until: Instant::now() + limit,
+            limit,
+            after_stop: false,
+        };
+        let went = self.script(&attempt, "", script, None, log, trees, reporter, stop).await;
+        went.unwrap_or_else(|error| Went::failed(FailureReason::SandboxFailed, error.to_string()))
     }
 }

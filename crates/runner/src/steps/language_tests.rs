@@ -7,27 +7,27 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::tests::*;
 use super::*;
 
-fn named(id: &str, run: &str) -> Step {
+pub(super) fn named(id: &str, run: &str) -> Step {
     Step { id: Some(id.into()), ..script(run) }
 }
 
-fn retry(attempts: u32, on_exit: &[i32]) -> Option<StepRetry> {
+pub(super) fn retry(attempts: u32, on_exit: &[i32]) -> Option<StepRetry> {
     Some(StepRetry { attempts, delay_ms: 1, backoff: Backoff::Fixed, max_delay_ms: 1, on_exit: on_exit.to_vec() })
 }
 
-fn check(look: &str, apply: &str) -> Check {
+pub(super) fn check(look: &str, apply: &str) -> Check {
     Check { script: look.into(), apply: apply.into(), when_in_sync: None, drift_exit_code: None }
 }
 
-fn checked(check: Check) -> Step {
+pub(super) fn checked(check: Check) -> Step {
     Step { action: Action::Check(check), ..script("") }
 }
 
-fn in_group(run: &str) -> Step {
+pub(super) fn in_group(run: &str) -> Step {
     Step { group: Some(0), ..script(run) }
 }
 
-fn group(fail_fast: bool, max_parallel: Option<u32>) -> Vec<Group> {
+pub(super) fn group(fail_fast: bool, max_parallel: Option<u32>) -> Vec<Group> {
     vec![Group { name: Some("prep".into()), source: SourceRef::default(), fail_fast, max_parallel }]
 }
 
@@ -94,7 +94,7 @@ async fn a_cancel_ends_the_pause_between_attempts() {
     assert_eq!(heard.statuses(), ["cancelled"]);
 }
 
-fn graceful() -> Stop {
+pub(super) fn graceful() -> Stop {
     let grace = Duration::from_millis(100);
     Stop::Graceful { reason: FailureReason::CancelledByUser, message: "by ann".into(), grace, more_steps: true }
 }
@@ -389,15 +389,15 @@ async fn a_forced_cancel_and_a_lost_lease_run_no_hook() {
 }
 
 #[tokio::test]
-async fn the_limit_of_the_job_takes_the_path_of_a_cancel() {
+async fn an_init_command_that_cannot_start_says_why_and_ends_its_log() {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut job = job(&dir, vec![script("exec sleep 600")]);
-    job.deadline = Some(Instant::now() + Duration::from_millis(200));
-    job.spec.hooks.on_cancel = vec![script("echo undone")];
-    job.spec.hooks.on_failure = vec![script("echo never")];
-    let outcome = go(&job, &Heard::default()).await;
-    assert_eq!((outcome.status, outcome.reason), (JobStatus::Failed, Some(FailureReason::JobTimeout)));
-    assert!(log(&job).contains(&"o undone".to_owned()));
+    let mut broken = job(&dir, vec![script("true")]);
+    broken.spec.init = vec![Step { working_directory: Some(Value::fixed("nowhere")), ..script("true") }];
+    let outcome = go(&broken, &Heard::default()).await;
+    assert_eq!(outcome.reason, Some(FailureReason::InitFailed));
+    assert_eq!(log(&broken), ["m working_directory `nowhere` does not exist"]);
+    broken.spool.close();
+    assert!(matches!(broken.spool.next(1, 1), Ok(crate::spool::Next::Done)));
 }
 
 #[tokio::test]
@@ -426,7 +426,7 @@ async fn init_prepares_the_environment_and_its_failure_keeps_steps_from_running(
     }
 }
 
-fn used(path: &str, id: &str, outputs: &[(&str, &str)]) -> Composite {
+pub(super) fn used(path: &str, id: &str, outputs: &[(&str, &str)]) -> Composite {
     Composite {
         parent: None,
         id: Some(id.into()),
@@ -441,7 +441,7 @@ fn used(path: &str, id: &str, outputs: &[(&str, &str)]) -> Composite {
     }
 }
 
-fn inside(at: u32, id: &str, run: &str) -> Step {
+pub(super) fn inside(at: u32, id: &str, run: &str) -> Step {
     Step { composite: Some(at), ..named(id, run) }
 }
 

@@ -282,7 +282,7 @@ impl<'a> Run<'a> {
             expr::Outcome::Failure => "failed",
             expr::Outcome::Cancelled => "cancelled",
         };
-        let frame = at.map(|at| &self.frames[at as usize]);
+        let frame = self.frame_at(at);
         if let Some(frame) = frame {
             context.set("inputs", json!(frame.inputs));
         }
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
         let spec = &self.job.spec;
         let below = self.environment.of_step([&spec.variables], []).0;
         let mut layers = vec![spec.variables.clone(), self.render_all(&spec.env, &below, None)?];
-        layers.extend(at.map(|at| self.frames[at as usize].env.clone()));
+        layers.extend(self.frame_at(at).map(|frame| frame.env.clone()));
         Ok(self.environment.of_step(&layers, []).0)
     }
 
@@ -345,6 +345,11 @@ impl<'a> Run<'a> {
     }
 }
 
+/// The limit of a step, which is shorter once the job is on its way out.
+fn limit_of(limit: Duration, after_stop: bool) -> Duration {
+    if after_stop { limit.min(AFTER_CANCEL_LIMIT) } else { limit }
+}
+
 /// How a command ended, in words.
 fn describe(status: std::process::ExitStatus) -> String {
     match (status.code(), status.signal()) {
@@ -355,6 +360,10 @@ fn describe(status: std::process::ExitStatus) -> String {
 }
 
 #[cfg(test)]
+mod composite_tests;
+#[cfg(test)]
 mod language_tests;
+#[cfg(test)]
+mod stop_tests;
 #[cfg(test)]
 mod tests;

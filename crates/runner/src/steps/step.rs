@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::{Base, Refused, Went};
-use super::{AFTER_CANCEL_LIMIT, Outcome, Run};
+use super::{Outcome, Run};
 use crate::key::step_key;
 use crate::lines::Lines;
 use crate::ports::{Reporter, StepReport};
@@ -42,6 +42,8 @@ pub(super) struct Done {
     pub(super) path: String,
     /// It found drift and left it.
     pub(super) drift: bool,
+    /// Its check found nothing to do: it is skipped, and its outputs are there.
+    pub(super) in_sync: bool,
     /// What it started.
     pub(super) trees: Vec<Tree>,
 }
@@ -58,6 +60,7 @@ impl Done {
             exports: Vec::new(),
             path: String::new(),
             drift: false,
+            in_sync: false,
             trees: Vec::new(),
         }
     }
@@ -146,7 +149,7 @@ impl Run<'_> {
     ) -> io::Result<Went> {
         let step = &self.job.spec.steps[index];
         let limit = step.timeout_ms.map_or(self.job.step_timeout, Duration::from_millis);
-        let limit = if self.stopping { limit.min(AFTER_CANCEL_LIMIT) } else { limit };
+        let limit = super::limit_of(limit, self.stopping);
         let mut log = self.job.spool.open(&step_key(index)).await?;
         self.say(&mut log, &base.notes).await?;
         let went = loop {
@@ -162,7 +165,8 @@ impl Run<'_> {
             };
             let went = self.act(&attempt, &mut log, trees, reporter, stop).await?;
             let pause = match &step.retry {
-                Some(retry) if went.may_retry() => retry.pause(report.attempt, went.exit_code),
+                // Once the job is on its way out, one attempt has to do: nobody waits for more.
+                Some(retry) if went.may_retry() && !self.stopping => retry.pause(report.attempt, went.exit_code),
                 _ => None,
             };
             let Some(pause) = pause.map(Duration::from_millis) else { break went };
@@ -174,6 +178,11 @@ impl Run<'_> {
                 pause.as_secs_f64()
             );
             self.say(&mut log, &[text]).await?;
+            // Nothing of it stays: neither its outputs nor what it left running, which the next attempt would meet.
+            self.discard(&went.outputs);
+            for mut tree in trees.drain(..) {
+                tree.kill().await;
+            }
             if let Some(interrupted) = self.sleep(pause, self.stopping, stop).await {
                 break interrupted;
             }
@@ -260,6 +269,7 @@ impl Run<'_> {
         (done.stopped, done.deadline) = (went.stopped, went.deadline);
         (done.exports, done.path) = (went.exports, went.path);
         done.drift = went.check == Some(CheckResult::WouldChange);
+        done.in_sync = went.check == Some(CheckResult::InSync);
         report.status = went.status;
         report.at = self.job.clock.now();
         report.exit_code = went.exit_code;

@@ -243,6 +243,10 @@ impl<'a> Terminal<'a> {
 }
 
 impl Screen for Terminal<'_> {
+    fn note(&self, text: &str) {
+        self.out.say(format!("{}: {}", printable(self.workflow), printable(text)));
+    }
+
     fn job_starts(&self, job: &Entry) {
         if !self.people() {
             let (workflow, name) = (self.workflow, &job.plan.name);
