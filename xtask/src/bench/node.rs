@@ -166,6 +166,8 @@ fn launch(
         ("KICI_DATA_DIR", data.display().to_string()),
         ("KICI_SERVER_LISTEN", address.to_string()),
         ("KICI_SOURCES_LOCAL_PATHS", repo.path.display().to_string()),
+        // The load is sent faster than it is done.
+        ("KICI_QUEUE_MAX_DEPTH", "1000000".to_owned()),
         ("KICI_STARTUP_BACKOFF_MS", "0".to_owned()),
     ];
     if let Some(postgres) = postgres {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use kici_api::dto::events::DeliveryFilter;
-use kici_api::dto::sources::{AddSource, SourceKind};
+use kici_api::dto::sources::{AddSource, SetSecrets, SourceKind};
 use kici_api::page::PageQuery;
 use kici_forge::verify::sign;
 use secrecy::SecretString;
@@ -101,6 +101,26 @@ async fn a_wrong_signature_leaves_no_row() {
     assert!(listed.items.is_empty());
     // The id was not used up.
     assert_eq!(post(&stack, "push", "x", body, &right).await, 202);
+}
+
+#[tokio::test]
+async fn while_a_secret_is_rotated_both_count_and_afterwards_only_the_new_one() {
+    const NEW: &str = "the secret that follows";
+    let stack = Stack::start(None).await;
+    github(&stack).await;
+    let (_, body) = payloads().remove(0);
+    let (old, new) = (sign(&SecretString::from(SECRET), &body), sign(&SecretString::from(NEW), &body));
+    assert_eq!(post(&stack, "push", "1", body.clone(), &new).await, 401);
+    for (keep_old, of_old) in [(true, 202), (false, 401)] {
+        let secrets = [("webhook_secret".to_owned(), kici_api::dto::SecretText::new(NEW))].into();
+        let view = stack.client.set_source_secrets("gh", &SetSecrets { secrets, keep_old }).await.unwrap();
+        assert_eq!(view.secrets, ["webhook_secret"]);
+        assert_eq!(post(&stack, "push", &format!("old-{keep_old}"), body.clone(), &old).await, of_old);
+        assert_eq!(post(&stack, "push", &format!("new-{keep_old}"), body.clone(), &new).await, 202);
+    }
+    let nothing = SetSecrets { secrets: Default::default(), keep_old: false };
+    let refused = stack.client.set_source_secrets("gh", &nothing).await.unwrap_err().to_string();
+    assert!(refused.contains("webhook_secret"), "{refused}");
 }
 
 #[tokio::test]
