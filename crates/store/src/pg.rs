@@ -158,7 +158,9 @@ impl Postgres {
         let stop = CancellationToken::new();
         let mut lanes = Vec::new();
         let (announce, announced) = mpsc::channel(ANNOUNCEMENTS);
-        tasks.spawn(announcements(address.clone(), shared.mark, announced));
+        // Nothing is written there that a crash could lose.
+        let hurried = Address::new(address.url.clone(), Durability::Normal, &shared);
+        tasks.spawn(announcements(hurried, shared.mark, announced));
         for _ in 0..Lane::COUNT {
             let (sender, receiver) = mpsc::channel(write::QUEUE);
             let writer = Writer {
@@ -314,10 +316,8 @@ async fn announcements(address: Address, mark: uuid::Uuid, mut receiver: mpsc::R
             conn = address.connect().await.ok();
         }
         let Some(open) = &mut conn else { continue };
-        // Nothing is written that a crash could lose. The payload is made of fixed words and ids: nothing that SQL could
-        // mistake.
-        let sql = format!("SET synchronous_commit = off; SELECT pg_notify('{CHANNEL}', '{payload}')");
-        if open.batch_execute(&sql).await.is_err() {
+        // The payload is made of fixed words and ids: nothing that SQL could mistake.
+        if open.batch_execute(&format!("SELECT pg_notify('{CHANNEL}', '{payload}')")).await.is_err() {
             conn = None;
         }
     }

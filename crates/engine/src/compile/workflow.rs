@@ -8,8 +8,7 @@ use crate::yaml::{Data, Entry, Node, Span};
 
 use super::job::{Defaults, Place};
 use super::keys;
-use super::scope::NeedNames;
-use super::scope::{self, Inputs, JobNames};
+use super::scope::{self, Inputs, JobNames, NeedNames};
 use super::step::Around;
 use super::walk::{Fields, Walk};
 
