@@ -57,6 +57,24 @@ fn running(update: &JobUpdate) -> bool {
     update.state == "running"
 }
 
+/// The process whose id the first step says first.
+async fn said_pid(fake: &Fake, job: &kici_protocol::common::JobRef) -> kici_sys::process::ProcessId {
+    loop {
+        let log = fake.log(job, "step-0-0");
+        let text = String::from_utf8_lossy(&log.bytes).into_owned();
+        if let Some(pid) = text.lines().next().and_then(|line| line.rsplit(' ').next()?.parse::<i32>().ok()) {
+            return kici_sys::process::ProcessId::of(pid).expect("alive");
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn gone(pid: kici_sys::process::ProcessId) {
+    while pid.is_alive() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_is_acknowledged_then_asked_for_then_run() {
     let fake = Fake::start();
@@ -286,21 +304,9 @@ async fn an_agent_without_contact_fences_itself() {
     let _agent = agent(&fake, &[]).await;
     let job = job(2, 1);
     fake.send(Down::JobOffer(offer(&job, vec![script("echo $$; exec sleep 600")]))).await;
-    let pid = loop {
-        let log = fake.log(&job, "step-0-0");
-        let text = String::from_utf8_lossy(&log.bytes).into_owned();
-        if let Some(pid) = text.lines().next().and_then(|line| line.rsplit(' ').next()?.parse::<i32>().ok()) {
-            break kici_sys::process::ProcessId::of(pid).expect("alive");
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+    let pid = said_pid(&fake, &job).await;
     fake.kill();
-    let gone = async {
-        while pid.is_alive() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(fake::LIMIT, gone).await.expect("the agent ended the job by itself");
+    tokio::time::timeout(fake::LIMIT, gone(pid)).await.expect("the agent ended the job by itself");
     fake.serve();
     let result = fake.result(&job).await;
     assert_eq!((result.state.as_str(), result.reason.as_str()), ("failed", "agent_lost"));
@@ -369,21 +375,9 @@ async fn complaint_20_a_time_limit_is_kept_though_the_step_ignores_term_and_nobo
     let stubborn = kici_engine::lock::Step { timeout_ms: Some(1_500), ..script("trap '' TERM; echo $$; sleep 1d") };
     let offered = JobOffer { grace_period_ms: 300, ..offer(&job, vec![stubborn]) };
     fake.send(Down::JobOffer(offered)).await;
-    let pid = loop {
-        let log = fake.log(&job, "step-0-0");
-        let text = String::from_utf8_lossy(&log.bytes).into_owned();
-        if let Some(pid) = text.lines().next().and_then(|line| line.rsplit(' ').next()?.parse::<i32>().ok()) {
-            break kici_sys::process::ProcessId::of(pid).expect("alive");
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+    let pid = said_pid(&fake, &job).await;
     fake.kill();
-    let gone = async {
-        while pid.is_alive() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(fake::LIMIT, gone).await.expect("the agent ended the step by itself");
+    tokio::time::timeout(fake::LIMIT, gone(pid)).await.expect("the agent ended the step by itself");
     fake.verdict(&job, Verdict::Resume, true);
     fake.serve();
     let result = fake.result(&job).await;

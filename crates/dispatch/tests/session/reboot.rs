@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::support::*;
+use kici_engine::ids::JobId;
 use kici_engine::state::{JobStatus, QueueStatus, RunStatus};
 use kici_protocol::agent::{CancelRebootRequest, Register, RequestRebootRequest};
 use kici_protocol::common;
@@ -24,6 +25,16 @@ fn asks(job: &common::JobRef) -> RequestRebootRequest {
 
 async fn pending(world: &World, id: &str) -> bool {
     world.store.roster_get(instance(id)).await.unwrap().unwrap().reboot.is_some()
+}
+
+/// An agent on whose host a job has asked for a restart.
+async fn about_to_restart(world: &World) -> (Agent, JobId, common::JobRef) {
+    let mut agent = connect(world, "a1", "boot-1").await;
+    let (_, jobs) = world.create(&[job("patch")]).await;
+    let patch = agent.offer().await.job.unwrap();
+    assert!(agent.begin(&patch).await);
+    world.dispatcher.job_asks_reboot(agent.session_id(), &asks(&patch)).await.unwrap();
+    (agent, jobs[0], patch)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,14 +123,10 @@ async fn a_new_session_of_the_same_boot_does_not_end_the_wait_and_a_cancel_or_th
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_that_no_orchestrator_saw_completes_the_job_when_the_host_is_back() {
     each(async |world| {
-        let mut agent = connect(&world, "a1", "boot-1").await;
-        let (_, jobs) = world.create(&[job("patch")]).await;
-        let patch = agent.offer().await.job.unwrap();
-        assert!(agent.begin(&patch).await);
-        world.dispatcher.job_asks_reboot(agent.session_id(), &asks(&patch)).await.unwrap();
+        let (_agent, id, _) = about_to_restart(&world).await;
         let later = world.restarted().await;
         let _back = connect(&later, "a1", "boot-2").await;
-        later.until(jobs[0], &[JobStatus::Success]).await;
+        later.until(id, &[JobStatus::Success]).await;
         later.dispatcher.stop().await;
     })
     .await;
@@ -128,14 +135,10 @@ async fn a_restart_that_no_orchestrator_saw_completes_the_job_when_the_host_is_b
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_stopped_by_the_restart_reports_the_end_of_the_job_that_asked_as_success() {
     each(async |world| {
-        let mut agent = connect(&world, "a1", "boot-1").await;
-        let (_, jobs) = world.create(&[job("patch")]).await;
-        let patch = agent.offer().await.job.unwrap();
-        assert!(agent.begin(&patch).await);
-        world.dispatcher.job_asks_reboot(agent.session_id(), &asks(&patch)).await.unwrap();
+        let (mut agent, id, patch) = about_to_restart(&world).await;
         let seq = agent.update(&patch, "cancelled", "agent_shutdown").await;
         agent.settled(seq).await;
-        assert_eq!(world.job(jobs[0]).await.status, JobStatus::Success);
+        assert_eq!(world.job(id).await.status, JobStatus::Success);
         let gone = CancelRebootRequest { job: Some(patch) };
         let late = world.dispatcher.job_cancels_reboot(agent.session_id(), &gone).await.unwrap_err();
         assert_eq!(late.code(), tonic::Code::PermissionDenied);
