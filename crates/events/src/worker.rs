@@ -229,7 +229,9 @@ impl Worker {
         let attempt = async {
             let done = self.planner.process(&work, source).await?;
             let summary = (done.outcome.status, done.outcome.note.clone());
-            let processed = self.store.delivery_process(done, self.created.activate()).await?;
+            let activate = self.created.activate();
+            let mut processed = self.store.delivery_process(done, activate.clone()).await?;
+            activate.placed(processed.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.placed)).collect());
             Ok::<_, Retry>((processed, summary))
         };
         let failed = match tokio::time::timeout(ATTEMPT, attempt).await {
