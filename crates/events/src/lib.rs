@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bus;
 mod compiled;
 mod gaps;
 mod inbox;
@@ -18,6 +19,10 @@ mod sources;
 mod trace;
 mod worker;
 
+pub use bus::{
+    Bus, Emit, EmitError, EventWorker, EventWorkerConfig, MAX_PAYLOAD_BYTES, MAX_TARGETS, ScheduleError, ScheduleView,
+    Schedules, allows_name,
+};
 pub use gaps::GapRepair;
 pub use inbox::{Accepted, Call, Inbox, Refusal, Route};
 pub use manual::{Manual, ManualError};

@@ -9,6 +9,7 @@ use kici_engine::ids::{AgentId, RunId};
 use kici_engine::state::{FailureReason, JobEvent, JobStatus, QueueStatus, RunStatus};
 
 use super::backend::Conn;
+use super::ends;
 use super::rows::{JobRow, NeedRow, RunRow, clean, clean_opt, db_ts, millis_of, word};
 use super::schema::{dispatch_queue, job_needs, jobs, lock_documents, request_keys, runs};
 use super::settle::{self, enqueue, finish_advance};
@@ -137,6 +138,7 @@ pub(crate) async fn create(
             .await?;
     }
     slots::leave(conn, ctx, &state).await?;
+    ends::announce(conn, ctx, &state, RunStatus::Pending).await?;
     ctx.wake(Topic::Run(new.id));
     let ready = state.enqueued.keys().copied().collect();
     Ok(CreatedRun { run_id: new.id, created: true, ready, status: state.run.status })
