@@ -189,8 +189,13 @@ impl Planner {
         for resolved in &commit.resolved.workflows {
             self.consider(&mut decision, origin, resolved, &event, &mut changed).await?;
         }
+        let registers = registrations::is_default_branch_push(&event) && commit.is_whole();
+        let newest = !registers || self.is_newest(source, &event, repo, sha, &*forge).await?;
+        if !newest {
+            decision.notes.push("the branch has a newer commit, whose workflows are the registered ones".to_owned());
+        }
         let mut done = self.finish(work, decision, None);
-        if registrations::is_default_branch_push(&event) && commit.is_whole() {
+        if registers && newest {
             done.registrations = Some(registrations::set(source, &event, repo, sha, &commit));
         }
         Ok(done)

@@ -130,6 +130,26 @@ impl Planner {
         Ok(self.finish(work, decision, None))
     }
 
+    /// Whether a pushed commit is the head of its branch, so that a push that arrives late does not bring back what a later
+    /// one has replaced. The forge is only asked about a commit that is not the registered one.
+    pub(crate) async fn is_newest(
+        &self,
+        source: &OpenSource,
+        event: &Event,
+        repo: &str,
+        sha: &str,
+        forge: &dyn Forge,
+    ) -> Result<bool, Retry> {
+        let (org, key) = (source.source.org.clone(), Some(source.source.routing_key()));
+        let known = self.store.registration_list(org, key, None).await?;
+        if known.iter().filter(|one| one.repo == repo).all(|one| one.sha == sha) {
+            return Ok(true);
+        }
+        // Without an answer the push counts: better an old definition than none.
+        let head = forge.head(repo, event.default_branch.as_deref()).await;
+        Ok(head.map_or(true, |head| head.sha == sha))
+    }
+
     /// The registrations that have one of these trigger types, each once.
     pub(crate) async fn listening(
         &self,

@@ -265,7 +265,7 @@ mod tests {
                     check_run: { types: [completed] }\n  issues:\njobs: { a: { runs-on: x, steps: [{ run: 'true' }] } }\n";
         let converted = crate::convert(".github/workflows/a.yml", text, None, &crate::Options::default());
         let yaml = converted.text.unwrap();
-        for part in ["schedule:", "Asia/Tokyo", "comment: {types: [created]}", "unpublished", "workflows: [ci]"] {
+        for part in ["schedule:", "Asia/Tokyo", "comment: { types: [created] }", "unpublished", "workflows: [ci]"] {
             assert!(yaml.contains(part), "{part}: {yaml}");
         }
         assert!(yaml.contains("check_run") && yaml.contains("issues"), "{yaml}");

@@ -227,7 +227,9 @@ async fn an_attempt_that_reaches_some_is_repeated_for_the_others_only() {
             world.register("gh", repo).await;
         }
         let worker = world.event_worker();
-        let fault = Fault { call: "/repos/acme/slow/".to_owned(), status: 502, headers: Vec::new() };
+        // Longer than anybody waits within one attempt.
+        let headers = vec![("retry-after", "600".to_owned())];
+        let fault = Fault { call: "/repos/acme/slow/".to_owned(), status: 429, headers };
         world.github.state().faults.push_back(fault);
         let id = emitted(&world, emit("ping", json!({}), None)).await;
         world.deliver(&worker).await;

@@ -8,7 +8,7 @@ use kici_store::model::{EventFilter, Page};
 use kici_store::testing::TestStore;
 use serde_json::json;
 
-use crate::world::{World, private_key};
+use crate::world::{World, call, private_key, push};
 
 /// The test clock starts at 2027-01-15T08:00:00Z.
 const NIGHTLY: &str = "
@@ -159,6 +159,28 @@ async fn a_disabled_registration_is_passed_over_and_several_schedules_keep_their
         assert_eq!(fire(Some("0 * * * *"), "k").await.unwrap(), event, "the same request");
         world.deliver(&world.event_worker()).await;
         assert_eq!(world.test.store.event_get(event).await.unwrap().unwrap().run_ids.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_arrives_late_does_not_bring_back_the_workflows_of_its_commit() {
+    TestStore::each(|test| async move {
+        let mut world = world(test, NIGHTLY).await;
+        let before = world.register("gh", "acme/app").await;
+        let newer = world.repository(&[(".kici/workflows/n.yaml", &NIGHTLY.replace("*/5", "*/7"))]);
+        let after = world.register("gh", "acme/app").await;
+        assert_ne!(before[0].lock_digest, after[0].lock_digest);
+        assert_eq!(before[0].id, after[0].id);
+        world.inbox.accept(call("push", "late", &push())).await.unwrap();
+        let (delivery, _) = world.settle().await;
+        assert!(delivery.note.as_deref().unwrap().contains("newer commit"), "{delivery:?}");
+        let now = world.test.store.registration_list("default".to_owned(), None, None).await.unwrap();
+        assert_eq!((now[0].sha.as_str(), &now[0].lock_digest), (newer.as_str(), &after[0].lock_digest));
+        let mut next = push();
+        next["after"] = json!(newer);
+        world.inbox.accept(call("push", "next", &next)).await.unwrap();
+        assert_eq!(world.settle().await.0.note, None);
     })
     .await;
 }

@@ -6,7 +6,7 @@ use kici_store::model::DeliveryStatus;
 use kici_store::testing::TestStore;
 use serde_json::{Value as Json, json};
 
-use crate::world::{SHA, World, call, private_key};
+use crate::world::{World, call, private_key};
 
 /// File, trigger that matches, trigger that does not, its type in the lock.
 const TABLE: &[(&str, &str, &str, &str)] = &[
@@ -56,7 +56,7 @@ async fn each_event_of_the_forge_starts_the_registered_workflow_that_asks_for_it
         world.github_source(private_key()).await;
         for (at, (file, yes, no, kind)) in TABLE.iter().enumerate() {
             let (yes, no) = (workflow("yes", yes), workflow("no", no));
-            world.repository(&[(".kici/workflows/yes.yaml", &yes), (".kici/workflows/no.yaml", &no)]);
+            let sha = world.repository(&[(".kici/workflows/yes.yaml", &yes), (".kici/workflows/no.yaml", &no)]);
             assert_eq!(world.register("gh", "acme/app").await.len(), 2, "{yes}{no}");
             let event = file.split('.').next().unwrap();
             world.inbox.accept(call(event, &format!("d{at}"), &body(file))).await.unwrap();
@@ -64,7 +64,7 @@ async fn each_event_of_the_forge_starts_the_registered_workflow_that_asks_for_it
             assert_eq!((delivery.status, processed.runs.len()), (DeliveryStatus::Processed, 1), "{file} {delivery:?}");
             let run = world.test.store.run_get(processed.runs[0].run_id).await.unwrap().unwrap();
             assert_eq!((run.workflow_name.as_str(), run.trigger_kind.as_str()), ("yes", *kind), "{file}");
-            assert_eq!((run.sha.as_str(), run.git_ref.as_deref()), (SHA, Some("refs/heads/main")), "{file}");
+            assert_eq!((run.sha, run.git_ref.as_deref()), (sha, Some("refs/heads/main")), "{file}");
         }
     })
     .await;

@@ -149,23 +149,29 @@ impl World {
         self.test.store.source_create(new).await.unwrap();
     }
 
-    /// A repository `acme/app` of the fake with these files at [`SHA`], the head of `main`.
-    pub fn repository(&self, files: &[(&str, &str)]) {
-        self.repository_of("acme/app", files);
+    /// A repository `acme/app` of the fake with these files at [`SHA`], the head of `main`. Called again it is a new commit;
+    /// returns which.
+    pub fn repository(&self, files: &[(&str, &str)]) -> String {
+        self.repository_of("acme/app", files)
     }
 
-    /// Another repository with these files at [`SHA`], the head of `main`.
-    pub fn repository_of(&self, name: &str, files: &[(&str, &str)]) {
+    /// Likewise another repository.
+    pub fn repository_of(&self, name: &str, files: &[(&str, &str)]) -> String {
         let files: BTreeMap<String, Vec<u8>> =
             files.iter().map(|(path, text)| ((*path).to_owned(), text.as_bytes().to_vec())).collect();
-        let repo = FakeRepo {
+        let mut state = self.github.state();
+        let repo = state.repos.entry(name.to_owned()).or_insert_with(|| FakeRepo {
             installation: Some(1),
             default_branch: "main".to_owned(),
-            branches: [("main".to_owned(), SHA.to_owned())].into(),
-            commits: [(SHA.to_owned(), files)].into(),
             ..FakeRepo::default()
+        });
+        let sha = match repo.commits.len() {
+            0 => SHA.to_owned(),
+            earlier => format!("{earlier:040x}"),
         };
-        self.github.state().repos.insert(name.to_owned(), repo);
+        repo.branches.insert("main".to_owned(), sha.clone());
+        repo.commits.insert(sha.clone(), files);
+        sha
     }
 
     /// Registers the workflows of a repository's default branch.
