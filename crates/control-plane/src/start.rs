@@ -13,8 +13,8 @@ use kici_dispatch::config::DispatchConfig;
 use kici_engine::ids::{IdSource, InstanceId};
 use kici_engine::time::Clock;
 use kici_events::{
-    Bus, EventWorker, EventWorkerConfig, GapRepair, Inbox, Planner, PlannerConfig, Schedules, SourceBook, Worker,
-    WorkerConfig,
+    Admission, Bus, EventWorker, EventWorkerConfig, GapRepair, Inbox, Planner, PlannerConfig, Schedules, SourceBook,
+    Worker, WorkerConfig,
 };
 use kici_forge::Forges;
 use kici_secrets::Sealer;
@@ -390,9 +390,18 @@ impl Build<'_> {
         ));
         let announcer = Arc::new(Announcer { dispatcher: dispatcher.clone(), live: live.clone() });
         let (sender, work) = mpsc::channel(kici_events::QUEUE);
-        let max_in_flight = config.ingest.max_in_flight;
-        let inbox = Inbox::new(store.clone(), sources.clone(), instance.clone(), clock.clone(), max_in_flight, sender);
-        let inbox = Arc::new(inbox);
+        let admission = Arc::new(Admission::new(config.ingest.admission.clone()));
+        let (watched, stop) = (admission.clone(), self.stop.clone());
+        self.tasks.spawn(async move { watched.watch_lag(stop).await });
+        let inbox = Arc::new(Inbox::new(
+            store.clone(),
+            sources.clone(),
+            instance.clone(),
+            clock.clone(),
+            admission,
+            config.ingest.overflow_rows,
+            sender,
+        ));
         let worker = Worker::new(
             store.clone(),
             sources.clone(),
@@ -403,6 +412,7 @@ impl Build<'_> {
                 workers: config.ingest.workers,
                 claim_timeout: config.ingest.claim_timeout,
                 max_attempts: config.ingest.max_attempts,
+                overflow_age: config.ingest.overflow_age,
             },
         );
         let keys = &config.events;

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod bus;
 mod compiled;
 mod gaps;
@@ -19,6 +20,7 @@ mod sources;
 mod trace;
 mod worker;
 
+pub use admission::{Admission, AdmissionConfig};
 pub use bus::{
     Bus, Emit, EmitError, EventWorker, EventWorkerConfig, MAX_PAYLOAD_BYTES, MAX_TARGETS, ScheduleError, ScheduleView,
     Schedules, allows_name,

@@ -114,7 +114,9 @@ impl EventWorker {
             let delivered = self.planner.deliver(&event, last).await?;
             let done = self.outcome(&event, delivered);
             let outcome = done.outcome.clone();
-            let processed = self.store.event_process(done, self.created.activate()).await?;
+            let activate = self.created.activate();
+            let mut processed = self.store.event_process(done, activate.clone()).await?;
+            activate.placed(processed.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.placed)).collect());
             Ok::<_, Retry>((outcome, processed))
         };
         match tokio::time::timeout(limit, work).await {
