@@ -6,7 +6,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use url::Url;
 
-use crate::verbs::{agent, agent_token, event, host, orchestrator, queue, run, source, token, workflow};
+use crate::verbs::{
+    agent, agent_token, event, event_trust, host, orchestrator, queue, run, schedule, source, token, workflow,
+};
 
 /// Operate a KiCI orchestrator.
 ///
@@ -101,9 +103,18 @@ pub(crate) enum Command {
     /// Hosts that jobs can be sent to by name
     #[command(subcommand)]
     Host(host::Verb),
-    /// The event log and the dead letters
+    /// The event log, the internal bus and the dead letters
     #[command(subcommand)]
     Event(event::Verb),
+    /// Which repositories may start workflows of others by events
+    #[command(subcommand)]
+    EventTrust(event_trust::Verb),
+    /// Times that start workflows
+    #[command(subcommand)]
+    Schedule(schedule::Verb),
+    /// Workflows that events without a commit of their own can start
+    #[command(subcommand)]
+    Registration(schedule::Registration),
     /// Jobs that wait for an agent
     #[command(subcommand)]
     Queue(queue::Verb),

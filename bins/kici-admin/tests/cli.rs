@@ -90,6 +90,7 @@ async fn every_list_and_show_is_one_document_and_quiet() {
     let (run, job) = fake.add_run("demo");
     fake.add_step(job, "step-main-0");
     let delivery = fake.add_delivery("demo", "dead");
+    let (event, registration) = (fake.add_event("ping", "processed"), fake.add_registration("nightly"));
     for verb in [
         "run list".to_owned(),
         "run list --all --status running,failed --since 2h".to_owned(),
@@ -106,6 +107,19 @@ async fn every_list_and_show_is_one_document_and_quiet() {
         "event list".to_owned(),
         format!("event show {delivery}"),
         format!("event explain {delivery}"),
+        format!("event show {event}"),
+        format!("event explain {event}"),
+        format!("event show {event} --payload"),
+        "event list --internal".to_owned(),
+        "event emit deploy.done --payload {\"env\":\"prod\"} --target acme/*".to_owned(),
+        format!("event redeliver {event}"),
+        "event-trust list".to_owned(),
+        "event-trust add --source a:acme/app --target b:acme/lib --event p*".to_owned(),
+        "event-trust test --source a:acme/app --target b:acme/lib --event ping".to_owned(),
+        "schedule list".to_owned(),
+        format!("schedule trigger {registration}"),
+        "registration list".to_owned(),
+        format!("registration disable {registration}"),
         "event dlq list".to_owned(),
         "event dlq count".to_owned(),
         format!("queue list --run {run}"),

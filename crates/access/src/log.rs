@@ -96,6 +96,8 @@ words! {
         HeldRun = "held_run",
         /// The access log itself.
         AccessLog = "access_log",
+        /// An event of the internal bus.
+        Event = "event",
         /// A dead letter.
         EventDlq = "event_dlq",
         /// Settings of the organisation.
@@ -163,6 +165,24 @@ actions! {
     EventDlqRetry = "event_dlq.retry" => Always,
     /// Discard a dead letter.
     EventDlqDiscard = "event_dlq.discard" => Always,
+    /// List events of the internal bus.
+    EventList = "event.list" => Sample(500),
+    /// Show an event of the internal bus.
+    EventDetail = "event.detail" => Sample(500),
+    /// Read the document of an event.
+    EventPayload = "event.payload" => Always,
+    /// Emit an event.
+    EventEmit = "event.emit" => Always,
+    /// Deliver an event again.
+    EventRedeliver = "event.redeliver" => Always,
+    /// List or test which repositories may start workflows of others.
+    EventTrustList = "event_trust.list" => Sample(1_000),
+    /// Let a repository start workflows of another one.
+    EventTrustAdd = "event_trust.add" => Always,
+    /// Take that back.
+    EventTrustRemove = "event_trust.remove" => Always,
+    /// Fire a schedule by hand.
+    ScheduleTrigger = "schedule.trigger" => Always,
     /// List or show sources.
     SourcesList = "sources.list" => Sample(1_000),
     /// Add a source.

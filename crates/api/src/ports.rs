@@ -7,10 +7,15 @@
 
 use async_trait::async_trait;
 use kici_access::{AccessEntry, Actor, Role, Token};
-use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, TokenId};
+use kici_engine::ids::{AgentId, DeliveryRowId, EventId, JobId, RegistrationId, RunId, TokenId, TrustId};
 
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
+use crate::dto::bus::{
+    AddEventTrust, ChangeRegistration, DeadLetter, EmitEvent, EventDetail, EventEmitted, EventFilter,
+    EventTrustVerdict, EventTrustView, EventView, LetterId, LetterRetried, RegistrationView, ScheduleView,
+    TestEventTrust, TriggerSchedule,
+};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
 use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::LogRange;
@@ -247,17 +252,71 @@ pub trait Events: Send + Sync {
     /// Works on its body again under a new row `replay:{id}:{n}`; 410 `gone` without a body.
     async fn redeliver(&self, caller: &Caller, id: DeliveryRowId) -> Answer<DeliveryAccepted>;
 
-    /// Dead letters, newest first.
-    async fn dlq_list(&self, caller: &Caller, page: PageRequest) -> Answer<Slice<DeliveryView>>;
+    /// Dead letters, deliveries and events of the bus, newest first.
+    async fn dlq_list(&self, caller: &Caller, page: PageRequest) -> Answer<Slice<DeadLetter>>;
 
     /// How many there are.
     async fn dlq_count(&self, caller: &Caller) -> Answer<u64>;
 
     /// Tries one again from attempt 0; 409 `event_dlq.not_dead` when it is none.
-    async fn dlq_retry(&self, caller: &Caller, id: DeliveryRowId) -> Answer<DeliveryAccepted>;
+    async fn dlq_retry(&self, caller: &Caller, id: LetterId) -> Answer<LetterRetried>;
 
     /// Gives one up; 409 `event_dlq.not_dead` when it is none.
-    async fn dlq_discard(&self, caller: &Caller, id: DeliveryRowId, reason: &str) -> Answer<()>;
+    async fn dlq_discard(&self, caller: &Caller, id: LetterId, reason: &str) -> Answer<()>;
+}
+
+/// The internal bus: events, schedules, registrations, and trust between repositories.
+#[async_trait]
+pub trait Bus: Send + Sync {
+    /// Events, newest first.
+    async fn list(&self, caller: &Caller, filter: &EventFilter, page: PageRequest) -> Answer<Slice<EventView>>;
+
+    /// One event and what it led to.
+    async fn get(&self, caller: &Caller, id: EventId) -> Answer<EventDetail>;
+
+    /// Its document.
+    async fn payload(&self, caller: &Caller, id: EventId) -> Answer<serde_json::Value>;
+
+    /// Emits one; 400 for a reserved name, 429 beyond the rate. The same `key` gives the same event.
+    async fn emit(&self, caller: &Caller, request: &EmitEvent, key: Option<&str>) -> Answer<EventEmitted>;
+
+    /// Delivers one again, as a new event.
+    async fn redeliver(&self, caller: &Caller, id: EventId) -> Answer<EventEmitted>;
+
+    /// All schedules, by repository and workflow.
+    async fn schedules(&self, caller: &Caller) -> Answer<Vec<ScheduleView>>;
+
+    /// Fires one now. The same `key` gives the same event.
+    async fn trigger_schedule(
+        &self,
+        caller: &Caller,
+        id: RegistrationId,
+        request: &TriggerSchedule,
+        key: Option<&str>,
+    ) -> Answer<EventEmitted>;
+
+    /// All registered workflows, by repository and name.
+    async fn registrations(&self, caller: &Caller) -> Answer<Vec<RegistrationView>>;
+
+    /// Enables or disables one.
+    async fn change_registration(
+        &self,
+        caller: &Caller,
+        id: RegistrationId,
+        request: ChangeRegistration,
+    ) -> Answer<RegistrationView>;
+
+    /// Which repositories may start workflows of others.
+    async fn trust(&self, caller: &Caller) -> Answer<Vec<EventTrustView>>;
+
+    /// Adds to that; 400 when a source or repository is not known, a pattern does not compile, or both are the same.
+    async fn add_trust(&self, caller: &Caller, request: &AddEventTrust) -> Answer<EventTrustView>;
+
+    /// Takes it back.
+    async fn remove_trust(&self, caller: &Caller, id: TrustId) -> Answer<()>;
+
+    /// Whether an event of one repository may start workflows of another one, and why.
+    async fn test_trust(&self, caller: &Caller, request: &TestEventTrust) -> Answer<EventTrustVerdict>;
 }
 
 /// The dispatch queue.
@@ -331,6 +390,8 @@ pub struct Ports {
     pub hosts: std::sync::Arc<dyn Hosts>,
     /// The event log and the dead letters.
     pub events: std::sync::Arc<dyn Events>,
+    /// The internal bus.
+    pub bus: std::sync::Arc<dyn Bus>,
     /// The dispatch queue.
     pub queue: std::sync::Arc<dyn Queue>,
     /// The node itself.

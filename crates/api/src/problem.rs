@@ -86,6 +86,8 @@ codes! {
     NoManualTrigger = "workflow.no_manual_trigger", 409, "No manual trigger";
     /// The delivery is not among the dead letters.
     NotDeadLetter = "event_dlq.not_dead", 409, "Not a dead letter";
+    /// Too many events of one name.
+    EventRate = "event.rate_limited", 429, "Too many events";
     /// The object was changed by somebody else since it was read.
     VersionMismatch = "version.mismatch", 412, "Changed in between";
     /// It existed and is no longer kept.

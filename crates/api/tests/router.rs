@@ -8,9 +8,10 @@ use axum::extract::ConnectInfo;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use kici_access::{Outcome, Permission, Role, Token, TokenKind};
+use kici_api::dto::bus::EventTrustView;
 use kici_api::problem::Problem;
 use kici_api::server::table;
-use kici_api::testing::Fake;
+use kici_api::testing::{Fake, NOW};
 use secrecy::ExposeSecret;
 use serde_json::{Value as Json, json};
 use tower::ServiceExt;
@@ -61,6 +62,10 @@ fn url(path: &str, run: &str, job: &str, delivery: &str) -> String {
     let path = match path {
         p if p.contains("/runs/") => p.replace("{id}", run),
         p if p.contains("/queue/") => p.replace("{id}", job),
+        p if p.contains("/event-trust/") || p.contains("/events/") || p.contains("/registrations/") => {
+            p.replace("{id}", BUS_ID)
+        }
+        p if p.contains("/schedules/") => p.replace("{registration}", BUS_ID),
         p if p.contains("/event-") => p.replace("{id}", delivery),
         p if p.contains("/hosts/") => p.replace("{id}", "host-1"),
         p if p.contains("/agents/") => p.replace("{id}", "agent-1"),
@@ -68,6 +73,13 @@ fn url(path: &str, run: &str, job: &str, delivery: &str) -> String {
     };
     let path = path.replace("{job}", job).replace("{step}", "0").replace("{name}", "demo");
     if path.ends_with("/stream") { format!("{path}?topics=runs") } else { path }
+}
+
+/// What stands on the bus of [`world`]: an event, a registration and a statement of trust with one id.
+const BUS_ID: &str = "01900000-0000-7000-8000-0000000000ff";
+
+fn place(source: &str) -> Json {
+    json!({ "source": source, "repo": "acme/app" })
 }
 
 fn body_for(method: &Method, path: &str) -> Option<Json> {
@@ -80,6 +92,13 @@ fn body_for(method: &Method, path: &str) -> Option<Json> {
         ("POST", "/api/v1/admin/agents/{id}/drain" | "/api/v1/admin/drain") => json!({ "drain": true }),
         ("PUT", "/api/v1/admin/hosts/{id}") => json!({ "labels": ["role:web"] }),
         ("POST", "/api/v1/admin/hosts/preview") => json!({ "selector": "role:web" }),
+        ("POST", "/api/v1/admin/events/emit") => json!({ "name": "ping" }),
+        ("POST", "/api/v1/admin/schedules/{registration}/trigger") => json!({}),
+        ("PATCH", "/api/v1/admin/registrations/{id}") => json!({ "enabled": false }),
+        ("POST", "/api/v1/admin/event-trust") => json!({ "source": place("a"), "target": place("b") }),
+        ("POST", "/api/v1/admin/event-trust/test") => {
+            json!({ "source": place("a"), "target": place("b"), "event": "ping" })
+        }
         ("DELETE", "/api/v1/admin/event-dlq/{id}") => json!({ "reason": "x" }),
         _ => return None,
     })
@@ -93,6 +112,21 @@ fn world() -> (Arc<Fake>, String, String, String) {
     let (run, job) = fake.add_run("demo");
     fake.add_step(job, "step-main-0");
     let delivery = fake.add_delivery("demo", "dead");
+    fake.add_event("ping", "processed");
+    fake.add_registration("nightly");
+    let mut world = fake.world();
+    world.events[0].id = BUS_ID.parse().unwrap();
+    world.registrations[0].id = BUS_ID.parse().unwrap();
+    let (source, target) = (serde_json::from_value(place("a")).unwrap(), serde_json::from_value(place("b")).unwrap());
+    world.trust.push(EventTrustView {
+        id: BUS_ID.parse().unwrap(),
+        source,
+        target,
+        events: None,
+        created_by: "user:alice".to_owned(),
+        created_at: NOW,
+    });
+    drop(world);
     (fake, run.to_string(), job.to_string(), delivery.to_string())
 }
 

@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use kici_dispatch::{Dispatcher, Ownership, SessionStream};
 use kici_engine::ids::SessionId;
+use kici_events::{Bus, Emit, EmitError, MAX_PAYLOAD_BYTES};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{
-    AgentFrame, CancelRebootRequest, CancelRebootResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
+    AgentFrame, CancelRebootRequest, CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused, LogChunk,
+    RequestRebootRequest, RequestRebootResponse, emit_event_response,
 };
 use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
+use kici_store::model::{EventOrigin, JobRef};
+use serde_json::{Value as Json, json};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -18,6 +22,7 @@ use crate::logs::service::{self, LogAcks};
 /// Serves `kici.agent.v1.AgentGateway`.
 pub(crate) struct Gateway {
     pub(crate) dispatcher: Arc<Dispatcher>,
+    pub(crate) bus: Bus,
     pub(crate) logs: LogAppender,
     pub(crate) tasks: TaskTracker,
 }
@@ -74,6 +79,53 @@ impl AgentGateway for Gateway {
         let session = session_id(&request)?;
         let cancelled = self.dispatcher.job_cancels_reboot(session, &request.into_inner()).await?;
         Ok(Response::new(CancelRebootResponse { cancelled }))
+    }
+
+    async fn emit_event(&self, request: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {
+        let session = session_id(&request)?;
+        let request = request.into_inner();
+        let (agent_id, job) = self.dispatcher.started_job(session, request.job.as_ref())?;
+        let answer = match self.emit(request, EventOrigin::Job { job, agent_id }, job).await {
+            Ok(id) => emit_event_response::Answer::EventId(id),
+            Err(EmitError::Store(error)) => {
+                tracing::warn!(%error, "an event could not be stored");
+                return Err(Status::unavailable("the event cannot be stored now; try again"));
+            }
+            Err(EmitError::NotRunning) => return Err(Status::permission_denied(NOT_ASSIGNED)),
+            Err(refused) => {
+                let after = match &refused {
+                    EmitError::TooMany { after, .. } => u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1),
+                    _ => 0,
+                };
+                let refused = EventRefused { reason: refused.to_string(), retry_after_ms: after };
+                emit_event_response::Answer::Refused(refused)
+            }
+        };
+        Ok(Response::new(EmitEventResponse { answer: Some(answer) }))
+    }
+}
+
+impl Gateway {
+    async fn emit(&self, request: EmitEventRequest, origin: EventOrigin, job: JobRef) -> Result<String, EmitError> {
+        // Before it is parsed.
+        if request.payload_json.len() > MAX_PAYLOAD_BYTES {
+            return Err(EmitError::TooLarge(request.payload_json.len()));
+        }
+        let payload: Json = match request.payload_json.as_slice() {
+            [] => json!({}),
+            bytes => serde_json::from_slice(bytes).map_err(|error| EmitError::Payload(error.to_string()))?,
+        };
+        let EmitEventRequest { step_index, attempt, seq, .. } = request;
+        let key = format!("job:{}:{}:{step_index}:{attempt}:{seq}", job.job_id.uuid(), job.epoch);
+        let emit = Emit {
+            origin,
+            name: request.name,
+            payload,
+            target_repos: request.target_repos,
+            key: Some(key),
+            request_id: job.run_id.to_string(),
+        };
+        Ok(self.bus.emit(emit).await?.0.to_string())
     }
 }
 

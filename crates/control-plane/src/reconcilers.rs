@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kici_engine::time::Clock;
-use kici_events::GapRepair;
+use kici_events::{GapRepair, Schedules};
 use kici_store::Store;
 use kici_store::model::{Instance, LeaseAnswer};
 use kici_telemetry::metrics::Metrics;
@@ -45,6 +45,8 @@ pub(crate) struct Background {
     pub(crate) event_log: EventLogConfig,
     pub(crate) gaps: GapRepair,
     pub(crate) retention: Retention,
+    pub(crate) schedules: Arc<Schedules>,
+    pub(crate) cron_tick: Duration,
     pub(crate) metrics: Metrics,
     pub(crate) statuses: Arc<Statuses>,
     /// True while this instance holds the lease.
@@ -71,6 +73,11 @@ impl Background {
         self.every(tasks, stop, gaps, |this| async move { this.repair_gaps().await });
         let retention = Schedule { name: "retention", period: RETENTION, leader_only: true };
         self.every(tasks, stop, retention, |this| async move { this.retain().await });
+        let cron = Schedule { name: "schedules", period: self.cron_tick, leader_only: true };
+        self.every(tasks, stop, cron, |this| async move {
+            let fired = this.schedules.run().await;
+            fired.map_err(|error| format!("the times of schedules cannot be looked at: {error}"))
+        });
         for sweep in self.node.dispatcher.reconcilers() {
             let (name, period, leader_only) = (sweep.name(), sweep.interval(), sweep.leader_only());
             self.every(tasks, stop, Schedule { name, period, leader_only }, move |_| {

@@ -35,6 +35,8 @@ pub(crate) struct Retention {
     pub(crate) blobs: Blobs,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: RetentionConfig,
+    /// Events of the bus that are done with are kept for this long; none keeps them.
+    pub(crate) events_ttl: Option<Duration>,
 }
 
 /// Rows that no object belongs to.
@@ -43,6 +45,7 @@ enum Rows {
     Queue,
     Traces,
     Deliveries,
+    Events,
 }
 
 /// The instant before which things are too old; none keeps them for ever.
@@ -73,6 +76,9 @@ impl Retention {
             gone += self.payloads(old).await?;
             gone += deleted("deliveries", self.prune(Rows::Deliveries, old).await?);
         }
+        if let Some(ttl) = self.events_ttl {
+            gone += deleted("events", self.prune(Rows::Events, now.minus(ttl)).await?);
+        }
         if let Some(old) = before(now, keep.runs_days) {
             gone += self.runs(old).await?;
         }
@@ -86,6 +92,7 @@ impl Retention {
                 Rows::Queue => self.store.queue_prune(old, BATCH).await?,
                 Rows::Traces => self.store.traces_prune(old, BATCH).await?,
                 Rows::Deliveries => self.store.deliveries_prune(old, BATCH).await?,
+                Rows::Events => self.store.events_prune(old, BATCH).await?,
             };
             gone += some;
             if some < u64::from(BATCH) {
@@ -194,7 +201,8 @@ mod tests {
         }
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Ts::from_micros(1)));
         let config = RetentionConfig { payload_days: 1, delivery_days: 1, queue_days: 1, logs_days: 1, runs_days: 1 };
-        let retention = Retention { store: stored.store.clone(), blobs: blobs.clone(), clock, config };
+        let events_ttl = Some(Duration::from_secs(7 * 86_400));
+        let retention = Retention { store: stored.store.clone(), blobs: blobs.clone(), clock, config, events_ttl };
         retention.delete_logs(old).await.unwrap();
         assert_eq!((blobs.exists(&key(old)).await.unwrap(), blobs.exists(&key(young)).await.unwrap()), (false, true));
         assert_eq!(retention.run().await.unwrap(), 0, "nothing is old");

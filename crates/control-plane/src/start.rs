@@ -12,10 +12,13 @@ use kici_dispatch::Dispatcher;
 use kici_dispatch::config::DispatchConfig;
 use kici_engine::ids::{IdSource, InstanceId};
 use kici_engine::time::Clock;
-use kici_events::{Admission, GapRepair, Inbox, Planner, PlannerConfig, SourceBook, Worker, WorkerConfig};
+use kici_events::{
+    Admission, Bus, EventWorker, EventWorkerConfig, GapRepair, Inbox, Planner, PlannerConfig, Schedules, SourceBook,
+    Worker, WorkerConfig,
+};
 use kici_forge::Forges;
 use kici_secrets::Sealer;
-use kici_store::model::{Instance, NewAdminToken, Role};
+use kici_store::model::{EventLimits, Instance, NewAdminToken, Role};
 use kici_store::{Durability, Store, StoreConfig};
 use kici_telemetry::metrics::Metrics;
 use secrecy::ExposeSecret as _;
@@ -26,8 +29,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::{
-    AccessBook, AgentTokenBook, Announcer, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook, SourceShelf, Tokens,
-    announce_logs,
+    AccessBook, AgentTokenBook, Announcer, BusBook, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook,
+    SourceShelf, Tokens, announce_logs,
 };
 use crate::clones::{AllForges, SourceClones};
 use crate::config::Config;
@@ -109,6 +112,7 @@ pub struct Orchestrator {
 struct Parts {
     inbox: Arc<Inbox>,
     worker: Arc<Worker>,
+    event_worker: Arc<EventWorker>,
     work: mpsc::Receiver<(kici_events::Work, Arc<kici_events::OpenSource>)>,
     ports: Ports,
     background: Arc<Background>,
@@ -146,19 +150,23 @@ impl Orchestrator {
         let sources = SourceBook::new(sealing.clone(), Arc::new(AllForges(forges)));
         let dispatcher = dispatcher(&config, &instance, cluster_id, &store, &sources, &live, &around);
         let build = Build { config: &config, data: &data, around: &around, store: &store, stop: &stop, tasks: &tasks };
-        let parts = build.parts(&instance, identity, sources, sealing, &dispatcher, &logs, live, started)?;
+        let events = &config.events;
+        let limits = EventLimits { max_depth: events.max_chain_depth, per_minute: Some(events.per_minute) };
+        let bus = Bus::new(store.clone(), limits);
+        let parts = build.parts(&bus, &instance, identity, sources, sealing, &dispatcher, &logs, live, started)?;
 
         dispatcher
             .start()
             .await
             .map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
         let listening = CancellationToken::new();
-        let gateway = Gateway { dispatcher: dispatcher.clone(), logs, tasks: tasks.clone() };
+        let gateway = Gateway { dispatcher: dispatcher.clone(), bus, logs, tasks: tasks.clone() };
         let intake =
             Intake { inbox: parts.inbox, node: parts.node.clone(), max_body_bytes: config.ingest.max_body_bytes };
         let halves = halves(parts.ports, intake, &around, gateway);
         let server = tasks.spawn(serve(listener, halves, listening.clone(), config.shutdown_grace));
         tasks.spawn(parts.worker.run(parts.work, stop.clone(), tasks.clone()));
+        tasks.spawn(parts.event_worker.run(stop.clone(), tasks.clone()));
         parts.background.start(&tasks, &stop);
         parts.node.warm.store(true, Ordering::SeqCst);
         // Where to find this process, for whoever may read the directory.
@@ -280,9 +288,9 @@ async fn announce_instance(
     store.instance_heartbeat(identity.clone()).await?;
     let mut gone = store.instance_dead(now.minus(std::time::Duration::from_secs(120))).await?;
     gone.push(instance.clone());
-    let freed = store.delivery_claims_release(gone).await?;
+    let freed = store.delivery_claims_release(gone.clone()).await? + store.event_claims_release(gone).await?;
     if freed > 0 {
-        tracing::info!(freed, "deliveries that an earlier process had begun are taken again");
+        tracing::info!(freed, "deliveries and events that an earlier process had begun are taken again");
     }
     Ok(identity)
 }
@@ -353,6 +361,7 @@ impl Build<'_> {
     #[allow(clippy::too_many_arguments, reason = "called once; these are the parts that others share")]
     fn parts(
         &self,
+        bus: &Bus,
         instance: &InstanceId,
         identity: Instance,
         sources: SourceBook,
@@ -406,6 +415,21 @@ impl Build<'_> {
                 overflow_age: config.ingest.overflow_age,
             },
         );
+        let keys = &config.events;
+        let event_worker = EventWorker::new(
+            store.clone(),
+            planner.clone(),
+            clock.clone(),
+            announcer.clone(),
+            EventWorkerConfig {
+                lease: keys.lease,
+                max_attempts: keys.max_attempts,
+                retry_base: keys.retry_base,
+                retry_max: keys.retry_max,
+                scan: keys.scan,
+            },
+        );
+        let schedules = Arc::new(Schedules::new(store.clone(), clock.clone()));
         let gaps = GapRepair::new(store.clone(), sources.clone(), clock.clone());
         let payloads = Payloads { store: store.clone(), blobs: blobs.clone() };
         let root = data.sub("logs")?;
@@ -444,7 +468,7 @@ impl Build<'_> {
             }),
             sources: Arc::new(SourceShelf {
                 store: store.clone(),
-                sources,
+                sources: sources.clone(),
                 sealing,
                 ids: around.ids.clone(),
                 inbox: inbox.clone(),
@@ -460,6 +484,7 @@ impl Build<'_> {
                 max_fanout_hosts: config.roster.max_fanout_hosts,
             }),
             events: Arc::new(EventBook { store: store.clone(), payloads: payloads.clone(), live: live.clone() }),
+            bus: Arc::new(BusBook { store: store.clone(), bus: bus.clone(), schedules: schedules.clone(), sources }),
             queue: fleet,
             system: node.clone(),
             access_log,
@@ -475,7 +500,10 @@ impl Build<'_> {
                 blobs: blobs.clone(),
                 clock: clock.clone(),
                 config: config.retention,
+                events_ttl: keys.ttl,
             },
+            schedules,
+            cron_tick: keys.cron_tick,
             sealer: LogSealer::new(root, logs.clone(), store, blobs, clock),
             instance: identity,
             event_log: config.event_log.clone(),
@@ -484,7 +512,7 @@ impl Build<'_> {
             statuses: node.statuses.clone(),
             leads: node.leads.clone(),
         });
-        Ok(Parts { inbox, worker, work, ports, background, node })
+        Ok(Parts { inbox, worker, event_worker, work, ports, background, node })
     }
 }
 

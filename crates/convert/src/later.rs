@@ -19,14 +19,7 @@ pub const LATER: &[(&str, &str)] = &[
     // GitHub Actions.
     ("permissions", "jobs get no token of the forge, so there is nothing to restrict"),
     ("workflow_call", "reusable workflows are not supported yet"),
-    ("schedule", "schedules are not supported yet; start it by hand, or by a push"),
     ("pull_request_target", "running with the rights of the base branch on foreign code is not offered"),
-    ("repository_dispatch", "the event is not supported yet"),
-    ("merge_group", "the event is not supported yet"),
-    ("release", "the event is not supported yet; a tag starts a workflow"),
-    ("workflow_run", "the event is not supported yet; use `needs` within one workflow"),
-    ("issues", "the event is not supported yet"),
-    ("issue_comment", "the event is not supported yet"),
     ("strategy.fail-fast", "no truth value that can be carried over"),
     ("jobs.continue-on-error", "a job that may fail is not supported; its steps may be"),
     // GitLab CI.

@@ -40,8 +40,8 @@ pub(crate) fn needs_of(needs: &BTreeMap<String, kici_store::model::NeedResult>) 
 }
 
 /// The run, as expressions see it.
-pub(crate) fn run_info(run: &Run) -> RunInfo {
-    RunInfo { id: run.id, attempt: run.attempt }
+pub(crate) fn run_info(run: &Run) -> RunInfo<'_> {
+    RunInfo { id: run.id, repo: &run.repo, attempt: run.attempt }
 }
 
 impl Activate for Activator {

@@ -127,6 +127,23 @@ impl Dispatcher {
         })
     }
 
+    /// A started job of a session, at this epoch.
+    ///
+    /// # Errors
+    /// A status for the agent when the job is not its.
+    pub fn started_job(
+        &self,
+        session: SessionId,
+        job: Option<&kici_protocol::common::JobRef>,
+    ) -> Result<(AgentId, JobRef), Status> {
+        let job = read_ref(job).map_err(Status::invalid_argument)?;
+        let started = self.registry.with_job(session, job, |tracked| tracked.started);
+        match (started, self.registry.identity(session)) {
+            (Some(true), Some(identity)) => Ok((identity.agent_id, job)),
+            _ => Err(Status::permission_denied(NOT_ASSIGNED)),
+        }
+    }
+
     fn running_job(
         &self,
         session: SessionId,

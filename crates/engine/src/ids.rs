@@ -100,10 +100,14 @@ ids! {
     SourceId, "source", "src_";
     /// One stored delivery (the row in the durable inbox), not the forge's own delivery id.
     DeliveryRowId, "delivery", "dlv_";
+    /// One event on the internal bus.
+    EventId, "event", "evt_";
     /// One registered workflow of a default branch.
     RegistrationId, "registration", "reg_";
     /// One token of an agent or of an operator.
     TokenId, "token", "tok_";
+    /// One statement that a repository may start workflows of another one.
+    TrustId, "event trust", "trs_";
     /// One control session of an agent.
     SessionId, "session", "ses_";
 }

@@ -52,6 +52,41 @@ pub fn validate(
     if errors.is_empty() { Ok(out) } else { Err(errors) }
 }
 
+/// The inputs of a run that a schedule starts: what the schedule gives, and the defaults. A workflow that declares no inputs
+/// has those of the schedule, as texts.
+///
+/// # Errors
+/// One [`InputError`] per value that does not fit its declaration, or has none.
+pub fn scheduled(
+    declared: &BTreeMap<String, Input>,
+    given: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, Json>, Vec<InputError>> {
+    let given: BTreeMap<String, Json> =
+        given.iter().map(|(name, text)| (name.clone(), Json::from(text.as_str()))).collect();
+    if declared.is_empty() {
+        return Ok(given);
+    }
+    validate(&known(declared, &given), &given)
+}
+
+/// The inputs of a run that a forge's `repository_dispatch` starts: those that are declared, from its free document.
+///
+/// # Errors
+/// One [`InputError`] per value that does not fit its declaration or is missing.
+pub fn dispatched(
+    declared: &BTreeMap<String, Input>,
+    given: &BTreeMap<String, Json>,
+) -> Result<BTreeMap<String, Json>, Vec<InputError>> {
+    let named = given.iter().filter(|(name, _)| declared.contains_key(*name));
+    validate(declared, &named.map(|(name, value)| (name.clone(), value.clone())).collect())
+}
+
+/// The declarations of what is given or has a default.
+fn known(declared: &BTreeMap<String, Input>, given: &BTreeMap<String, Json>) -> BTreeMap<String, Input> {
+    let some = declared.iter().filter(|(name, input)| input.default.is_some() || given.contains_key(*name));
+    some.map(|(name, input)| (name.clone(), input.clone())).collect()
+}
+
 /// Checks a declaration: its pattern compiles, its bounds are in order, an `enum` has values, its default is legal.
 ///
 /// # Errors

@@ -16,8 +16,8 @@ mod step;
 mod trigger;
 
 pub use step::{
-    Action, Backoff, Check, Composite, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB, Requirement,
-    Rule, Step, StepRetry, WaitFor,
+    Action, Backoff, Check, Composite, Emit, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB,
+    Requirement, Rule, Step, StepRetry, WaitFor,
 };
 pub use trigger::{Conditions, Input, InputType, Patterns, Trigger};
 

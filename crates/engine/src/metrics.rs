@@ -80,7 +80,11 @@ catalogue! {
         Counter "kici_orch_dispatch_requeues_total" ["reason"] "": "Jobs that went back to the queue.";
         Counter "kici_orch_dispatch_rows_pruned_total" [] "": "Old rows of the dispatch queue that were deleted.";
         Gauge "kici_orch_draining" [] "": "1 while this instance takes no new work.";
+        Counter "kici_orch_event_dispatch_success_total" ["event_name"] "": "Events of the bus that were delivered; emitted ones under one name.";
         Gauge "kici_orch_event_dlq_depth" [] "": "Dead deliveries and events that wait for a decision.";
+        Counter "kici_orch_event_dlq_total" ["event_name", "reason"] "": "Events of the bus that were given up.";
+        Counter "kici_orch_event_retry_total" ["event_name"] "": "Attempts to deliver an event of the bus that failed.";
+        Counter "kici_orch_events_refused_total" ["reason"] "": "Events that were not taken: depth, name, payload, rate, size, stale, store, targets.";
         Histogram "kici_orch_execution_duration_seconds" [] "seconds" LONG: "Duration of runs.";
         Counter "kici_orch_executions_total" ["status"] "": "Runs that ended.";
         Histogram "kici_orch_http_request_duration_seconds" ["route"] "seconds" QUICK: "Duration of HTTP requests.";

@@ -35,9 +35,11 @@ const MAX_TITLE_CHARS: usize = 200;
 
 /// The run itself, as expressions see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunInfo {
+pub struct RunInfo<'a> {
     /// Its id.
     pub id: RunId,
+    /// Repository whose code it runs, `owner/name`. An event may tell of another one.
+    pub repo: &'a str,
     /// From 1; a re-run has its parent's plus one.
     pub attempt: u32,
 }
@@ -50,7 +52,7 @@ pub struct Scope<'a> {
     /// The event. Its `inputs` are validated. Its payload may be null where [`wants_payload`] says no.
     pub event: &'a Event,
     /// The run.
-    pub run: RunInfo,
+    pub run: RunInfo<'a>,
 }
 
 /// What became of a job that others need.

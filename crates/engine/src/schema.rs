@@ -5,6 +5,8 @@ use serde_json::{Value as Json, json};
 
 use crate::compile::keys::{self, KeySet};
 
+mod on;
+
 /// Where the published schema says it lives.
 const ID: &str = "https://kici.dev/schema/workflow.json";
 
@@ -71,11 +73,11 @@ fn definitions() -> Json {
             }),
         ]},
         "defaults": object(&keys::DEFAULTS, &[], defaults_key),
-        "on": on(),
+        "on": on::on(),
         "inputs": {
             "type": "object",
             "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,63}$"},
-            "additionalProperties": {"anyOf": [{"type": "null"}, object(&keys::INPUT, &[], input_key)]},
+            "additionalProperties": {"anyOf": [{"type": "null"}, object(&keys::INPUT, &[], on::input_key)]},
         },
         "conditions": {"type": "object", "description": "JSONPath to a value, a list of values or /regex/"},
         "job": object(&keys::JOB, &[], job_key),
@@ -151,44 +153,6 @@ fn defaults_key(key: &str) -> Json {
         "working_directory" => reference("template", "Below the workspace"),
         "timeout" => reference("duration", "Limit of each job and each step"),
         _ => reference("env", "Environment of every job"),
-    }
-}
-
-fn on() -> Json {
-    let filters = |keys: &KeySet| {
-        let map = object(keys, &[], |key| match key {
-            "inputs" => reference("inputs", "Values that the person who starts a run may give"),
-            "match" | "not" => reference("conditions", "On the body of the call"),
-            "source" => json!({"type": "string", "description": "Name of a generic source"}),
-            _ => reference("strings", "Patterns; ! excludes, /…/ is a regular expression"),
-        });
-        json!({"anyOf": [{"type": "null"}, map, {"type": "array", "items": map, "minItems": 1}]})
-    };
-    let map = object(&keys::ON, &[], |key| {
-        let (set, description) = match key {
-            "push" => (&keys::PUSH, "A branch was pushed to"),
-            "pull_request" => (&keys::PULL_REQUEST, "A pull or merge request"),
-            "tag" => (&keys::TAG, "A tag was pushed"),
-            "manual" => (&keys::MANUAL, "A person starts it"),
-            _ => (&keys::HOOK, "A call to a generic source"),
-        };
-        let mut schema = filters(set);
-        schema["description"] = json!(description);
-        schema
-    });
-    let word = json!({"enum": ["push", "pull_request", "tag", "manual"]});
-    json!({"anyOf": [word, {"type": "array", "items": word, "minItems": 1}, map]})
-}
-
-fn input_key(key: &str) -> Json {
-    match key {
-        "type" => json!({"enum": ["string", "number", "integer", "boolean", "enum", "literal"], "default": "string"}),
-        "required" => json!({"type": "boolean", "description": "True if there is no default"}),
-        "values" => json!({"type": "array", "description": "What an enum allows"}),
-        "min" | "max" => json!({"type": "number", "description": "Of a number, or of the length of a string"}),
-        "pattern" => json!({"type": "string", "description": "Regular expression for the whole string"}),
-        "description" => json!({"type": "string"}),
-        _ => json!({"description": "Used when no value is given"}),
     }
 }
 
@@ -294,8 +258,10 @@ fn concurrency() -> Json {
 
 fn step() -> Json {
     let mut step = object(&keys::STEP, &[], step_key);
-    step["anyOf"] =
-        ["run", "check", "wait_for", "parallel", "use"].into_iter().map(|key| json!({"required": [key]})).collect();
+    step["anyOf"] = ["run", "check", "emit", "wait_for", "parallel", "use"]
+        .into_iter()
+        .map(|key| json!({"required": [key]}))
+        .collect();
     step
 }
 
@@ -340,6 +306,17 @@ fn wait_for() -> Json {
     map
 }
 
+fn emit() -> Json {
+    let target = object(&keys::EMIT_TARGET, &[], |_| reference("strings", "Patterns of repositories; all if absent"));
+    let mut map = object(&keys::EMIT, &["event"], |key| match key {
+        "event" => reference("template", "Name of the event"),
+        "payload" => json!({"description": "Its document; texts in it may hold ${{ expression }}"}),
+        _ => target.clone(),
+    });
+    map["description"] = json!("Emits an event that starts workflows with `on: event`");
+    map
+}
+
 fn parallel() -> Json {
     let mut map = object(&keys::PARALLEL, &["steps"], |key| match key {
         "steps" => {
@@ -371,6 +348,7 @@ fn step_key(key: &str) -> Json {
         "with" => reference("env", "Inputs of the step file"),
         "retry" => step_retry(),
         "wait_for" => wait_for(),
+        "emit" => emit(),
         "parallel" => parallel(),
         "hooks" => hooks(&keys::STEP_HOOKS),
         "id" => {

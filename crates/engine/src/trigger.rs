@@ -1,9 +1,13 @@
 //! Which events start a workflow (workflows-and-events 3.3), with a trace that says why.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use crate::event::{ChangedFiles, Event, EventKind};
-use crate::lock::{Trigger, Workflow};
+use crate::inputs::{self, InputError};
+use crate::lock::{Input, Trigger, Workflow};
 
 mod checks;
 mod kinds;
@@ -115,11 +119,44 @@ pub fn skip_ci(event: &Event) -> Option<&'static str> {
     ["[skip ci]", "[ci skip]", "[skip kici]"].into_iter().find(|marker| message.contains(marker))
 }
 
-/// The inputs that a trigger declares for the event that started it; none where it takes none.
-pub fn declared_inputs(trigger: &Trigger) -> Option<&std::collections::BTreeMap<String, crate::lock::Input>> {
+/// The inputs that a trigger declares for whoever starts the run; none where it takes none.
+pub fn declared_inputs(trigger: &Trigger) -> Option<&BTreeMap<String, Input>> {
     match trigger {
         Trigger::Dispatch { inputs, .. } => Some(inputs),
         _ => None,
+    }
+}
+
+/// All inputs that triggers declare; of two declarations of one name the first counts.
+pub fn all_inputs(triggers: &[Trigger]) -> BTreeMap<String, Input> {
+    let mut all = BTreeMap::new();
+    for trigger in triggers {
+        if let Trigger::Dispatch { inputs, .. } = trigger {
+            for (name, input) in inputs {
+                all.entry(name.clone()).or_insert_with(|| input.clone());
+            }
+        }
+    }
+    all
+}
+
+/// The inputs of a run that a trigger of a workflow starts with an event, checked against their declaration (R26). An event
+/// that a person made has been checked before.
+///
+/// # Errors
+/// What does not fit.
+pub fn run_inputs(
+    workflow: &Workflow,
+    trigger: usize,
+    event: &Event,
+) -> Result<BTreeMap<String, Json>, Vec<InputError>> {
+    match (event.kind, workflow.triggers.get(trigger)) {
+        (EventKind::Schedule, Some(Trigger::Schedule { inputs, .. })) => {
+            inputs::scheduled(&all_inputs(&workflow.triggers), inputs)
+        }
+        (EventKind::Dispatch, Some(Trigger::Dispatch { inputs, .. })) => inputs::dispatched(inputs, &event.inputs),
+        (EventKind::Manual, _) => Ok(event.inputs.clone()),
+        _ => Ok(BTreeMap::new()),
     }
 }
 

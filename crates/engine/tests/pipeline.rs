@@ -82,7 +82,8 @@ fn workflow() -> Workflow {
 }
 
 fn scope<'a>(workflow: &'a Workflow, event: &'a Event) -> Scope<'a> {
-    Scope { workflow, event, run: RunInfo { id: RunId::from_uuid(Uuid::from_u128(1)), attempt: 1 } }
+    let repo = event.repo.as_deref().unwrap_or_default();
+    Scope { workflow, event, run: RunInfo { id: RunId::from_uuid(Uuid::from_u128(1)), repo, attempt: 1 } }
 }
 
 fn status(job: &JobPlan) -> JobStatus {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod bus;
 mod compiled;
 mod gaps;
 mod inbox;
@@ -20,6 +21,10 @@ mod trace;
 mod worker;
 
 pub use admission::{Admission, AdmissionConfig};
+pub use bus::{
+    Bus, Emit, EmitError, EventWorker, EventWorkerConfig, MAX_PAYLOAD_BYTES, MAX_TARGETS, ScheduleError, ScheduleView,
+    Schedules, allows_name,
+};
 pub use gaps::GapRepair;
 pub use inbox::{Accepted, Call, Inbox, Refusal, Route};
 pub use manual::{Manual, ManualError};

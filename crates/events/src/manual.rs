@@ -7,15 +7,16 @@ use kici_engine::check::CheckMode;
 use kici_engine::event::{Event, EventKind, ForkState, Sender};
 use kici_engine::ids::RunId;
 use kici_engine::inputs;
-use kici_engine::lock::{Trigger, Workflow};
+use kici_engine::lock::Workflow;
 use kici_engine::plan::{PlanError, Planned, RunInfo, Scope, plan_run};
+use kici_engine::trigger::{declared_inputs, manual_trigger};
 use kici_forge::{ForgeError, SourceConfig};
 use kici_store::StoreError;
 use kici_store::model::{Activate, CreatedRun};
 use serde_json::Value as Json;
 
 use crate::planner::Planner;
-use crate::runs::Origin;
+use crate::runs::{Cause, Origin};
 use crate::sources::OpenSource;
 
 /// What is to be started.
@@ -97,14 +98,19 @@ impl Planner {
         let git_ref = head.branch.as_ref().map(|branch| format!("refs/heads/{branch}"));
         let mut event = manual_event(&manual, &repo, git_ref, &head.sha, head.branch.as_deref());
         let workflow = self.find(&manual, &repo, &head.sha, &files, &event)?;
-        let declared = declared_inputs(&workflow).ok_or_else(|| ManualError::NotManual(workflow.name.clone()))?;
+        let declared = manual_trigger(&workflow)
+            .and_then(declared_inputs)
+            .ok_or_else(|| ManualError::NotManual(workflow.name.clone()))?;
         event.inputs = inputs::validate(declared, &manual.inputs).map_err(ManualError::Inputs)?;
         if let Some(reason) = crate::planner::unmet(&*forge, &repo, &head.sha, &workflow).await {
             return Err(ManualError::Declined(reason));
         }
         let id = RunId::mint(&*self.ids);
         let fleet = self.fleet(&workflow).await?;
-        let planned = plan_run(Scope { workflow: &workflow, event: &event, run: RunInfo { id, attempt: 1 } }, &fleet)?;
+        let planned = plan_run(
+            Scope { workflow: &workflow, event: &event, run: RunInfo { id, repo: &repo, attempt: 1 } },
+            &fleet,
+        )?;
         let plan = match planned {
             Planned::Run(plan) => plan,
             Planned::Declined { reason } => return Err(ManualError::Declined(reason)),
@@ -116,7 +122,7 @@ impl Planner {
             repo: &repo,
             git_ref: event.git_ref.as_deref(),
             sha: &head.sha,
-            delivery: None,
+            cause: Cause::Person,
             request_id: manual.request_id,
             machine_id: source.local_repo().is_some().then_some(self.config.machine_id.as_str()),
         };
@@ -159,13 +165,6 @@ fn repo_of(manual: &Manual<'_>) -> Result<String, ManualError> {
         (None, Some(repo)) => Ok(repo.to_owned()),
         (None, None) => Err(ManualError::RepoNeeded(source.name.clone())),
     }
-}
-
-fn declared_inputs(workflow: &Workflow) -> Option<&BTreeMap<String, kici_engine::lock::Input>> {
-    workflow.triggers.iter().find_map(|trigger| match trigger {
-        Trigger::Dispatch { manual: true, inputs, .. } => Some(inputs),
-        _ => None,
-    })
 }
 
 fn manual_event(manual: &Manual<'_>, repo: &str, git_ref: Option<String>, sha: &str, branch: Option<&str>) -> Event {

@@ -12,7 +12,7 @@ use kici_engine::repository::Resolved;
 use kici_engine::requires::{self, Content, Verdict};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
-use kici_engine::trigger::{Outcome, WorkflowDecision, match_workflow, skip_ci};
+use kici_engine::trigger::{Outcome, match_workflow, run_inputs, skip_ci};
 use kici_forge::normalise::{Normalised, normalise};
 use kici_forge::{Forge, ForgeError, Headers, WorkflowFiles};
 use kici_store::Store;
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::compiled::{Commit, CommitKey, CompileCache};
 use crate::registrations;
-use crate::runs::{Origin, RunMaker};
+use crate::runs::{Cause, Origin, RunMaker};
 use crate::sources::{OpenSource, SourceBook};
 use crate::trace::Trace;
 
@@ -87,6 +87,15 @@ pub(crate) struct Decision {
     pub corrupt: bool,
 }
 
+/// The trigger of a workflow that matches.
+#[derive(Clone, Copy)]
+pub(crate) struct Matched<'a> {
+    /// Its place.
+    pub trigger: usize,
+    /// Its type.
+    pub kind: &'a str,
+}
+
 impl Decision {
     pub(crate) fn new(event: &Event) -> Self {
         Self {
@@ -129,6 +138,12 @@ impl Planner {
         };
         let decided = match event.kind {
             EventKind::Push | EventKind::Tag | EventKind::Pr => self.at_commit(work, source, &event).await,
+            // GitHub tells it twice; an App without the event learns of no deletion, as of nothing it is not subscribed to.
+            EventKind::Delete if event.provider == "github" && event.raw_name == "push" => Ok(outcome(
+                work,
+                DeliveryStatus::Skipped,
+                "the ref was deleted; GitHub's `delete` event tells of that too",
+            )),
             _ => self.registered(work, source, &event).await,
         };
         match decided {
@@ -175,8 +190,13 @@ impl Planner {
         for resolved in &commit.resolved.workflows {
             self.consider(&mut decision, origin, resolved, &event, &mut changed).await?;
         }
+        let registers = registrations::is_default_branch_push(&event) && commit.is_whole();
+        let newest = !registers || self.is_newest(source, &event, repo, sha, &*forge).await?;
+        if !newest {
+            decision.notes.push("the branch has a newer commit, whose workflows are the registered ones".to_owned());
+        }
         let mut done = self.finish(work, decision, None);
-        if registrations::is_default_branch_push(&event) && commit.is_whole() {
+        if registers && newest {
             done.registrations = Some(registrations::set(source, &event, repo, sha, &commit));
         }
         Ok(done)
@@ -235,7 +255,7 @@ impl Planner {
             repo,
             git_ref: event.git_ref.as_deref(),
             sha,
-            delivery: Some(work.id),
+            cause: Cause::Delivery(work.id),
             request_id: &work.request_id,
             machine_id: source.source.local_repo().is_some().then_some(self.config.machine_id.as_str()),
         }
@@ -258,16 +278,43 @@ impl Planner {
             found = match_workflow(workflow, event, Some(files));
         }
         metrics::histogram!("kici_orch_trigger_match_duration_seconds").record(began.elapsed().as_secs_f64());
-        if let Outcome::Matched { kind, note, .. } = &found.outcome {
-            decision.matched += 1;
+        if let Outcome::Matched { trigger, kind, note } = &found.outcome {
             decision.notes.extend(note.iter().map(|note| format!("{}: {note}", workflow.name)));
-            match unmet(changed.forge, origin.repo, origin.sha, workflow).await {
-                None => self.plan(decision, origin, resolved, event, kind).await?,
-                Some(reason) => decision.notes.push(format!("{}: {reason}", workflow.name)),
-            }
+            let matched = Matched { trigger: *trigger, kind };
+            self.start(decision, origin, resolved, event, matched, changed.forge).await?;
         }
         decision.trace.workflow(found);
         Ok(())
+    }
+
+    /// Plans the run of a workflow that matches, unless its requirements or inputs say no.
+    pub(crate) async fn start(
+        &self,
+        decision: &mut Decision,
+        origin: Origin<'_>,
+        resolved: &Resolved,
+        event: &Event,
+        matched: Matched<'_>,
+        forge: &dyn Forge,
+    ) -> Result<(), Retry> {
+        let workflow = &resolved.workflow;
+        decision.matched += 1;
+        if let Some(reason) = unmet(forge, origin.repo, origin.sha, workflow).await {
+            decision.notes.push(format!("{}: {reason}", workflow.name));
+            return Ok(());
+        }
+        match run_inputs(workflow, matched.trigger, event) {
+            Ok(inputs) if inputs == event.inputs => self.plan(decision, origin, resolved, event, matched.kind).await,
+            Ok(inputs) => {
+                let event = Event { inputs, ..event.clone() };
+                self.plan(decision, origin, resolved, &event, matched.kind).await
+            }
+            Err(faults) => {
+                let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+                decision.notes.push(format!("{}: {}", workflow.name, faults.join("; ")));
+                Ok(())
+            }
+        }
     }
 
     async fn plan(
@@ -281,7 +328,8 @@ impl Planner {
         let workflow = &resolved.workflow;
         let id = RunId::mint(&*self.ids);
         let fleet = self.fleet(workflow).await?;
-        match plan_run(Scope { workflow, event, run: RunInfo { id, attempt: 1 } }, &fleet) {
+        let run = RunInfo { id, repo: origin.repo, attempt: 1 };
+        match plan_run(Scope { workflow, event, run }, &fleet) {
             Ok(Planned::Run(mut plan)) => {
                 if let Some(drift) = &resolved.drift {
                     fail_all(&mut plan, drift);
@@ -363,11 +411,6 @@ pub(crate) async fn unmet(forge: &dyn Forge, repo: &str, sha: &str, workflow: &W
         }
     }
     None
-}
-
-/// A decision of the trace that says why a workflow was left out before it was matched.
-pub(crate) fn left_out(workflow: &str) -> WorkflowDecision {
-    WorkflowDecision { workflow: workflow.to_owned(), outcome: Outcome::NotMatched, triggers: Vec::new() }
 }
 
 /// Why nothing of a commit can run, whatever its workflows say; a note goes with it.

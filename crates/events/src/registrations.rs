@@ -6,13 +6,13 @@ use std::sync::Arc;
 use kici_engine::event::{Event, EventKind};
 use kici_engine::lock::Workflow;
 use kici_engine::repository::Resolved;
-use kici_engine::trigger::kind_name;
+use kici_engine::trigger::{Outcome, kind_name, match_workflow};
 use kici_forge::Forge;
 use kici_store::model::{DeliveryStatus, ProcessedDelivery, RegisteredWorkflow, Registration, RegistrationSet};
 
 use crate::compiled::Commit;
-use crate::planner::{Changed, Decision, Planner, Retry, Work, left_out, outcome};
-use crate::runs::{Origin, lock_form};
+use crate::planner::{Decision, Matched, Planner, Retry, Work, outcome};
+use crate::runs::{Cause, Origin, lock_form};
 use crate::sources::OpenSource;
 
 /// True for a push to the repository's default branch.
@@ -78,6 +78,32 @@ fn listeners(kind: EventKind) -> Option<&'static str> {
     }
 }
 
+/// What registered workflows are told.
+pub(crate) struct Told<'a> {
+    pub org: &'a str,
+    pub request_id: &'a str,
+    /// The same in the forms that different triggers listen to; the first that matches starts the workflow.
+    pub events: &'a [Event],
+}
+
+/// A registered workflow that matches.
+pub(crate) struct Candidate<'a> {
+    pub registration: &'a Registration,
+    workflow: Workflow,
+    event: &'a Event,
+    trigger: usize,
+    kind: String,
+}
+
+/// What to do while the forge does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Haste {
+    /// Run the registered commit.
+    Now,
+    /// Try again later.
+    CanWait,
+}
+
 impl Planner {
     /// Events without a commit of their own: the registered workflows of default branches. A forge's event reaches the
     /// workflows of its repository, a generic source's those of the whole organisation.
@@ -88,47 +114,108 @@ impl Planner {
         event: &Event,
     ) -> Result<ProcessedDelivery, Retry> {
         let scope = (event.kind != EventKind::Hook).then(|| source.source.routing_key());
-        let mut found = Vec::new();
-        for kind in listeners(event.kind).into_iter().chain(["webhook"]) {
-            found.extend(self.store.registration_list(work.org.clone(), scope.clone(), Some(kind.to_owned())).await?);
-        }
-        found.sort_by_key(|r| r.id);
-        found.dedup_by_key(|r| r.id);
+        let kinds: Vec<&str> = listeners(event.kind).into_iter().chain(["webhook"]).collect();
+        let mut found = self.listening(&work.org, scope, &kinds).await?;
         found.retain(|r| event.kind == EventKind::Hook || event.repo.as_deref() == Some(r.repo.as_str()));
         if found.is_empty() {
             let note = format!("no registered workflow listens to `{}` events", event.raw_name);
             return Ok(outcome(work, DeliveryStatus::Processed, &note));
         }
         let mut decision = Decision::new(event);
+        let told = Told { org: &work.org, request_id: &work.request_id, events: std::slice::from_ref(event) };
         for registration in &found {
-            self.consider_registered(work, &mut decision, registration, event).await?;
+            let Some(candidate) = self.candidate(&mut decision, registration, &told).await? else { continue };
+            self.run_candidate(&mut decision, &told, Cause::Delivery(work.id), candidate, Haste::Now).await?;
         }
         Ok(self.finish(work, decision, None))
     }
 
-    async fn consider_registered(
+    /// Whether a pushed commit is the head of its branch, so that a push that arrives late does not bring back what a later
+    /// one has replaced. The forge is only asked about a commit that is not the registered one.
+    pub(crate) async fn is_newest(
         &self,
-        work: &Work,
-        decision: &mut Decision,
-        registration: &Registration,
+        source: &OpenSource,
         event: &Event,
-    ) -> Result<(), Retry> {
-        if !registration.enabled {
-            decision.trace.workflow(left_out(&registration.workflow_name));
-            decision.notes.push(format!("{}: disabled", registration.workflow_name));
-            return Ok(());
+        repo: &str,
+        sha: &str,
+        forge: &dyn Forge,
+    ) -> Result<bool, Retry> {
+        let (org, key) = (source.source.org.clone(), Some(source.source.routing_key()));
+        let known = self.store.registration_list(org, key, None).await?;
+        if known.iter().filter(|one| one.repo == repo).all(|one| one.sha == sha) {
+            return Ok(true);
         }
+        // Without an answer the push counts: better an old definition than none.
+        let head = forge.head(repo, event.default_branch.as_deref()).await;
+        Ok(head.map_or(true, |head| head.sha == sha))
+    }
+
+    /// The registrations that have one of these trigger types, each once.
+    pub(crate) async fn listening(
+        &self,
+        org: &str,
+        scope: Option<String>,
+        kinds: &[&str],
+    ) -> Result<Vec<Registration>, Retry> {
+        let mut found = Vec::new();
+        for kind in kinds {
+            let kind = Some((*kind).to_owned());
+            found.extend(self.store.registration_list(org.to_owned(), scope.clone(), kind).await?);
+        }
+        found.sort_by_key(|r| r.id);
+        found.dedup_by_key(|r| r.id);
+        Ok(found)
+    }
+
+    /// Matches a registered workflow; none when it does not match or may not start, which then stands in the trace.
+    pub(crate) async fn candidate<'a>(
+        &self,
+        decision: &mut Decision,
+        registration: &'a Registration,
+        told: &Told<'a>,
+    ) -> Result<Option<Candidate<'a>>, Retry> {
         let document = self.store.lock_document(registration.lock_digest.clone()).await?;
         let Some(workflow) = document.and_then(|bytes| serde_json::from_slice::<Workflow>(&bytes).ok()) else {
             decision.invalid = true;
             decision.notes.push(format!("{}: its stored lock document is missing", registration.workflow_name));
-            return Ok(());
+            return Ok(None);
         };
+        let mut last = None;
+        for event in told.events {
+            let found = match_workflow(&workflow, event, None);
+            if let Outcome::Matched { trigger, kind, .. } = &found.outcome {
+                let (trigger, kind) = (*trigger, kind.clone());
+                decision.trace.workflow(found);
+                if !registration.enabled {
+                    decision.notes.push(format!("{}: disabled", registration.workflow_name));
+                    return Ok(None);
+                }
+                return Ok(Some(Candidate { registration, workflow, event, trigger, kind }));
+            }
+            last = Some(found);
+        }
+        if let Some(found) = last {
+            decision.trace.workflow(found);
+        }
+        Ok(None)
+    }
+
+    /// Plans the run of a registered workflow that matches, at the head of its default branch.
+    pub(crate) async fn run_candidate(
+        &self,
+        decision: &mut Decision,
+        told: &Told<'_>,
+        cause: Cause,
+        candidate: Candidate<'_>,
+        haste: Haste,
+    ) -> Result<(), Retry> {
+        let Candidate { registration, workflow, event, trigger, kind } = candidate;
         let Some((open, forge)) = self.owner(decision, registration).await? else { return Ok(()) };
         // The commit is that of the default branch now; the definition is the registered one.
         let head = forge.head(&registration.repo, registration.default_branch.as_deref()).await;
         let sha = match head {
             Ok(head) => head.sha,
+            Err(error) if haste == Haste::CanWait && error.is_retryable() => return Err(error.into()),
             Err(error) => {
                 decision.notes.push(format!(
                     "{}: the head of the default branch is not known ({error}); the registered commit is used",
@@ -137,14 +224,42 @@ impl Planner {
                 registration.sha.clone()
             }
         };
+        let event = self.as_seen(event, registration, &open, &sha);
         let git_ref = registration.default_branch.as_ref().map(|branch| format!("refs/heads/{branch}"));
         let origin = Origin {
+            org: told.org,
+            source: open.source.id,
+            repo: &registration.repo,
             git_ref: git_ref.as_deref().or(event.git_ref.as_deref()),
-            ..self.origin(work, &open, event, &registration.repo, &sha)
+            sha: &sha,
+            cause,
+            request_id: told.request_id,
+            machine_id: open.source.local_repo().is_some().then_some(self.config.machine_id.as_str()),
         };
-        let mut changed = Changed { forge: &*forge, event, files: None };
         let resolved = Resolved { workflow, drift: None };
-        self.consider(decision, origin, &resolved, event, &mut changed).await
+        self.start(decision, origin, &resolved, &event, Matched { trigger, kind: &kind }, &*forge).await
+    }
+
+    /// The event as the run sees it: what it does not say of the code is that of the default branch, and the source is the one
+    /// that the code comes from.
+    fn as_seen(&self, event: &Event, registration: &Registration, open: &OpenSource, sha: &str) -> Event {
+        let mut seen = event.clone();
+        seen.routing_key = open.source.routing_key();
+        seen.provider = open.source.config.kind().as_str().to_owned();
+        if seen.source.is_empty() {
+            seen.source.clone_from(&open.source.name);
+        }
+        let branch = registration.default_branch.as_ref();
+        if seen.git_ref.is_none() && seen.sha.is_none() {
+            seen.git_ref = branch.map(|branch| format!("refs/heads/{branch}"));
+            seen.target_branch = branch.cloned();
+        }
+        seen.sha.get_or_insert_with(|| sha.to_owned());
+        seen.repo.get_or_insert_with(|| registration.repo.clone());
+        if seen.default_branch.is_none() {
+            seen.default_branch = branch.cloned();
+        }
+        seen
     }
 
     /// The source that a registration was read from; its credentials fetch the commit. None when it is gone.

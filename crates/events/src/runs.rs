@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kici_engine::event::Event;
-use kici_engine::ids::{DeliveryRowId, IdSource, JobId, RunId, SourceId};
+use kici_engine::ids::{DeliveryRowId, EventId, IdSource, JobId, RegistrationId, RunId, SourceId};
 use kici_engine::lock::Workflow;
 use kici_engine::plan::{Activation, JobPlan, RunPlan, Start, wants_payload};
 use kici_engine::time::{Clock, Ts};
@@ -19,10 +19,30 @@ pub(crate) struct Origin<'a> {
     pub repo: &'a str,
     pub git_ref: Option<&'a str>,
     pub sha: &'a str,
-    pub delivery: Option<DeliveryRowId>,
+    pub cause: Cause,
     pub request_id: &'a str,
     /// Only agents on this machine can fetch the commit.
     pub machine_id: Option<&'a str>,
+}
+
+/// What started a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cause {
+    /// A delivery of a source.
+    Delivery(DeliveryRowId),
+    /// An event of the internal bus, by this registration.
+    Event(EventId, RegistrationId),
+    /// A person.
+    Person,
+}
+
+impl Cause {
+    fn delivery(self) -> Option<DeliveryRowId> {
+        match self {
+            Self::Delivery(id) => Some(id),
+            Self::Event(..) | Self::Person => None,
+        }
+    }
 }
 
 /// A stored form of a workflow: JSON and its digest.
@@ -65,7 +85,7 @@ impl RunMaker<'_> {
             id,
             org: origin.org.to_owned(),
             source_id: origin.source,
-            delivery_id: origin.delivery,
+            delivery_id: origin.cause.delivery(),
             dedup_key: dedup_key(id, origin, workflow, event),
             repo: origin.repo.to_owned(),
             git_ref: origin.git_ref.map(str::to_owned),
@@ -107,11 +127,13 @@ impl RunMaker<'_> {
     }
 }
 
-/// One run per delivery and workflow, however often the delivery is processed; each start by hand is a run of its own.
+/// One run per delivery and workflow, and per event and registration, however often they are processed; each start by hand is
+/// a run of its own.
 fn dedup_key(id: RunId, origin: Origin<'_>, workflow: &Workflow, event: &Event) -> String {
-    match origin.delivery {
-        Some(delivery) => format!("{}:{}:{}/{}", delivery.uuid(), event.routing_key, origin.repo, workflow.name),
-        None => format!("manual:{}", id.uuid()),
+    match origin.cause {
+        Cause::Delivery(id) => format!("{}:{}:{}/{}", id.uuid(), event.routing_key, origin.repo, workflow.name),
+        Cause::Event(id, registration) => format!("ev:{}:{}", id.uuid(), registration.uuid()),
+        Cause::Person => format!("manual:{}", id.uuid()),
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
+use uuid::Uuid;
 
 use crate::planner::{Planner, Retry, Work};
 use crate::sources::{OpenSource, SourceBook};
@@ -265,7 +266,7 @@ impl Worker {
             tracing::error!(delivery = %id, problem, "delivery is dead; see `kici-admin event dlq list`");
             Verdict::Finish(outcome)
         } else {
-            let next = self.clock.now().plus(backoff(attempts, id));
+            let next = self.clock.now().plus(backoff(BACKOFF_BASE, BACKOFF_MAX, attempts, id.uuid()));
             tracing::warn!(delivery = %id, problem, attempts, "delivery failed, trying again later");
             Verdict::Retry(problem.to_owned(), next)
         };
@@ -290,12 +291,12 @@ impl Worker {
     }
 }
 
-/// 5 s doubled per attempt up to 5 min, spread over that time by the id, so that deliveries that failed together do not
-/// come back together.
-fn backoff(attempts: u32, id: DeliveryRowId) -> Duration {
-    let full = BACKOFF_BASE.saturating_mul(1 << attempts.min(10)).min(BACKOFF_MAX);
+/// `base` doubled per attempt up to `most`, spread over that time by the id, so that what failed together does not come back
+/// together.
+pub(crate) fn backoff(base: Duration, most: Duration, attempts: u32, id: Uuid) -> Duration {
+    let full = base.saturating_mul(1 << attempts.min(10)).min(most);
     let millis = u64::try_from(full.as_millis()).unwrap_or(u64::MAX);
-    let spread = id.uuid().as_u128() % u128::from(millis.max(1));
+    let spread = id.as_u128() % u128::from(millis.max(1));
     Duration::from_millis(millis / 2 + u64::try_from(spread / 2).unwrap_or(0))
 }
 
@@ -305,10 +306,10 @@ mod tests {
 
     #[test]
     fn the_backoff_grows_to_five_minutes_and_stays_there() {
-        let id = DeliveryRowId::from_uuid("0190aaaa-0000-7000-8000-123456789abc".parse().unwrap());
+        let id: Uuid = "0190aaaa-0000-7000-8000-123456789abc".parse().unwrap();
         for attempts in 0..40 {
             let full = (5_000u64 << attempts.min(10)).min(300_000);
-            let wait = u64::try_from(backoff(attempts, id).as_millis()).unwrap();
+            let wait = u64::try_from(backoff(BACKOFF_BASE, BACKOFF_MAX, attempts, id).as_millis()).unwrap();
             assert!(wait >= full / 2 && wait <= full, "{attempts}: {wait}");
         }
     }

@@ -25,7 +25,8 @@ use crate::config::Config;
 use crate::journal::Journal;
 use crate::key::{JobKey, checkout_key};
 use crate::mask::Masker;
-use crate::ports::{Reporter, StepReport};
+use crate::ports::{Emission, Emitted, Reporter, StepReport};
+use crate::session::Session;
 use crate::spool::Spool;
 use crate::steps::environment::job_facing;
 use crate::steps::{self, Outcome};
@@ -94,6 +95,8 @@ pub struct Ctx {
     pub stop: watch::Receiver<Stop>,
     /// Told the grant.
     pub grant: watch::Receiver<Grant>,
+    /// The connection.
+    pub sessions: watch::Receiver<Option<Session>>,
     /// Name of the agent and its labels, for expressions.
     pub agent: Json,
     /// What its steps started, to be ended where nothing else can.
@@ -357,6 +360,10 @@ impl Reporter for Ctx {
         } else {
             self.tell(JobEvent::Say(Box::new(frame))).await;
         }
+    }
+
+    async fn emit(&self, emission: Emission) -> Emitted {
+        crate::emit::send(self.key, emission, self.config.agent_token.as_ref(), self.sessions.clone()).await
     }
 
     fn tree(&self, keeper: ProcessId) {

@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod checkout;
 pub mod config;
+pub mod emit;
 pub mod hash_files;
 pub mod job;
 pub mod journal;

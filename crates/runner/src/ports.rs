@@ -8,6 +8,7 @@ use kici_engine::state::StepStatus;
 use kici_engine::time::Ts;
 use kici_protocol::agent::StepKey;
 use kici_sys::process::ProcessId;
+use serde_json::Value as Json;
 
 use crate::spool::Seal;
 
@@ -17,8 +18,36 @@ pub trait Reporter: Send + Sync {
     /// A step has a new status. Reports of one step come in order.
     async fn step(&self, report: StepReport);
 
+    /// A step emits an event. Comes back once it is stored or refused, however long that takes: a connection that is gone is
+    /// waited for. The same step and number give the same event.
+    async fn emit(&self, emission: Emission) -> Emitted;
+
     /// A process tree was started; noted down so that it can be ended after a crash of the agent.
     fn tree(&self, keeper: ProcessId);
+}
+
+/// An event that a step emits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Emission {
+    /// Index of the step.
+    pub step: usize,
+    /// Its name.
+    pub name: String,
+    /// Its document.
+    pub payload: Json,
+    /// Patterns of the repositories it is for; empty is all.
+    pub target_repos: Vec<String>,
+}
+
+/// What became of an [`Emission`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Emitted {
+    /// It is stored, under this id.
+    Stored(String),
+    /// It was not stored, and why.
+    Refused(String),
+    /// There is nobody who would take it, and why.
+    Nowhere(&'static str),
 }
 
 /// The status of a step.

@@ -1,6 +1,7 @@
 //! What an operation gets besides its connection.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kici_engine::ids::{IdSource, InstanceId};
@@ -11,6 +12,8 @@ use crate::notify::Topic;
 
 /// Lock documents kept in memory; they are named by their content, so an entry is never out of date.
 const LOCKS_KEPT: usize = 256;
+/// Longest chain of events unless something else is set.
+const MAX_CHAIN_DEPTH: u32 = 10;
 
 /// What all operations of a store share.
 pub(crate) struct Shared {
@@ -21,6 +24,9 @@ pub(crate) struct Shared {
     pub(crate) mark: Uuid,
     locks: Mutex<HashMap<String, Arc<Vec<u8>>>>,
     room: Mutex<Option<Room>>,
+    /// The trigger types of registered workflows, at a version of the registry.
+    listened: Mutex<Option<(i64, Arc<BTreeSet<String>>)>>,
+    max_chain_depth: AtomicU32,
 }
 
 /// How many more jobs the queue takes. Measured from time to time, counted down in between: a soft limit.
@@ -33,7 +39,16 @@ struct Room {
 impl Shared {
     pub(crate) fn new(node: InstanceId, clock: Arc<dyn Clock>, ids: Arc<dyn IdSource>) -> Self {
         let mark = ids.uuid();
-        Self { node, clock, ids, mark, locks: Mutex::default(), room: Mutex::default() }
+        Self {
+            node,
+            clock,
+            ids,
+            mark,
+            locks: Mutex::default(),
+            room: Mutex::default(),
+            listened: Mutex::default(),
+            max_chain_depth: AtomicU32::new(MAX_CHAIN_DEPTH),
+        }
     }
 }
 
@@ -42,6 +57,13 @@ impl Shared {
     pub(crate) fn set_room(&self, max: u64, pending: u64) {
         *self.room.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Room { max, left: max.saturating_sub(pending) });
+    }
+}
+
+impl Shared {
+    /// Sets the longest chain of events.
+    pub(crate) fn set_max_chain_depth(&self, max: u32) {
+        self.max_chain_depth.store(max, Ordering::Relaxed);
     }
 }
 
@@ -98,6 +120,22 @@ impl Ctx {
                 Ok(())
             }
         }
+    }
+
+    /// Longest chain of events.
+    pub(crate) fn max_chain_depth(&self) -> u32 {
+        self.shared.max_chain_depth.load(Ordering::Relaxed)
+    }
+
+    /// What registered workflows listen to, if it is known for this version of the registry.
+    pub(crate) fn listened_at(&self, version: i64) -> Option<Arc<BTreeSet<String>>> {
+        let kept = self.shared.listened.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.as_ref().filter(|(known, _)| *known == version).map(|(_, types)| Arc::clone(types))
+    }
+
+    /// Keeps what [`listened_at`](Self::listened_at) gives.
+    pub(crate) fn keep_listened(&self, version: i64, types: &Arc<BTreeSet<String>>) {
+        *self.shared.listened.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Arc::clone(types)));
     }
 
     /// What [`wake`](Self::wake) was told.

@@ -197,6 +197,11 @@ impl Store {
         self.inner.shared.set_room(max, pending);
     }
 
+    /// Sets the longest chain of events; the end of a run beyond it is not told to other workflows. 10 without a call.
+    pub fn limit_chains(&self, max_depth: u32) {
+        self.inner.shared.set_max_chain_depth(max_depth);
+    }
+
     /// Which database: `sqlite` or `postgres`.
     pub fn backend(&self) -> &'static str {
         match &self.inner.backend {
@@ -265,6 +270,8 @@ macro_rules! facade {
         }
     }};
 }
+
+mod bus;
 
 facade! {
     // ---- meta, instances, leases

@@ -11,6 +11,8 @@ const BACKLOG: usize = 1024;
 pub enum Topic {
     /// A delivery waits for processing.
     Deliveries,
+    /// An event of the internal bus waits for delivery.
+    Events,
     /// Rows of the dispatch queue wait for an agent.
     Queue,
     /// There is news for those that wait for slots of concurrency groups, or have them.
@@ -35,6 +37,7 @@ impl Wakeup {
     pub(crate) fn to_text(self) -> String {
         match self {
             Self::Changed(Topic::Deliveries) => "deliveries".to_owned(),
+            Self::Changed(Topic::Events) => "events".to_owned(),
             Self::Changed(Topic::Queue) => "queue".to_owned(),
             Self::Changed(Topic::Slots) => "slots".to_owned(),
             Self::Changed(Topic::Revocations) => "revocations".to_owned(),
@@ -47,6 +50,7 @@ impl Wakeup {
     pub(crate) fn of_text(text: &str) -> Self {
         match text {
             "deliveries" => Self::Changed(Topic::Deliveries),
+            "events" => Self::Changed(Topic::Events),
             "queue" => Self::Changed(Topic::Queue),
             "slots" => Self::Changed(Topic::Slots),
             "revocations" => Self::Changed(Topic::Revocations),

@@ -9,7 +9,7 @@ use diesel::pg::{Pg, PgValue};
 use diesel::serialize::{self, IsNull, Output, ToSql};
 use diesel::sql_types;
 use diesel::sqlite::Sqlite;
-use kici_engine::ids::{DeliveryRowId, JobId, RegistrationId, RunId, SourceId, TokenId};
+use kici_engine::ids::{DeliveryRowId, EventId, JobId, RegistrationId, RunId, SourceId, TokenId, TrustId};
 use kici_engine::time;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,7 +63,7 @@ macro_rules! from_typed_ids {
     )*};
 }
 
-from_typed_ids!(DeliveryRowId JobId RegistrationId RunId SourceId TokenId);
+from_typed_ids!(DeliveryRowId EventId JobId RegistrationId RunId SourceId TokenId TrustId);
 
 impl From<Uuid> for DbId {
     fn from(id: Uuid) -> Self {

@@ -5,12 +5,13 @@ use std::io::Write as _;
 
 use clap::Subcommand;
 use kici_api::client::Client;
+use kici_api::dto::bus::{DeadLetter, EventFilter, LetterId};
 use kici_api::dto::events::{DeliveryFilter, DeliveryView, Discard, Explanation};
 use kici_engine::diagnostic::{Diagnostic, render_short};
-use kici_engine::ids::DeliveryRowId;
+use kici_engine::ids::RunId;
 use kici_engine::trigger::{Outcome, WorkflowDecision};
 
-use super::{Context, pages};
+use super::{Context, bus, pages};
 use crate::args::Paging;
 use crate::exit::Failure;
 use crate::output::{Column, Output, fields, optional, printable, status, text};
@@ -18,7 +19,7 @@ use crate::output::{Column, Output, fields, optional, printable, status, text};
 /// The event log and the dead letters.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// List deliveries, newest first
+    /// List deliveries, or with --internal events of the internal bus, newest first
     List {
         /// Only this status
         #[arg(long)]
@@ -41,28 +42,36 @@ pub(crate) enum Verb {
         /// Received before: RFC 3339, or an age
         #[arg(long)]
         to: Option<String>,
+        /// Only events of the internal bus; `--event` is then their name
+        #[arg(long, conflicts_with_all = ["delivery_id", "from", "to"])]
+        internal: bool,
+        /// Only events of the internal bus that this run emitted, or that tell of it
+        #[arg(long)]
+        run: Option<RunId>,
         #[command(flatten)]
         paging: Paging,
     },
-    /// Show a delivery
+    /// Emit an event on the internal bus
+    Emit(bus::Emit),
+    /// Show a delivery or an event
     Show {
         /// Its id
-        id: DeliveryRowId,
+        id: LetterId,
         /// Print its body as it was received, nothing else
         #[arg(long)]
         payload: bool,
     },
-    /// Say why a delivery started what it started
+    /// Say why a delivery or an event started what it started
     Explain {
         /// Its id
-        id: DeliveryRowId,
+        id: LetterId,
     },
-    /// Work on a delivery again, as a new one
+    /// Work on a delivery again, or deliver an event again, as a new one
     Redeliver {
         /// Its id
-        id: DeliveryRowId,
+        id: LetterId,
     },
-    /// Deliveries that were given up
+    /// Deliveries and events that were given up
     #[command(subcommand)]
     Dlq(Dlq),
 }
@@ -80,12 +89,12 @@ pub(crate) enum Dlq {
     /// Try one again
     Retry {
         /// Its id
-        id: DeliveryRowId,
+        id: LetterId,
     },
     /// Give one up
     Discard {
         /// Its id
-        id: DeliveryRowId,
+        id: LetterId,
         /// Why; kept with it
         #[arg(long)]
         reason: String,
@@ -96,7 +105,10 @@ pub(crate) enum Dlq {
 pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
     let (client, out) = (context.client()?, &context.out);
     match verb {
-        Verb::List { status, source, event, repo, delivery_id, from, to, paging } => {
+        Verb::List { status, source, event, repo, run, internal, paging, .. } if internal || run.is_some() => {
+            bus::list(context, &client, EventFilter { name: event, status, source, repo, run }, &paging).await?;
+        }
+        Verb::List { status, source, event, repo, delivery_id, from, to, paging, .. } => {
             let from = from.as_deref().map(|text| out.instant(text)).transpose()?;
             let to = to.as_deref().map(|text| out.instant(text)).transpose()?;
             let filter = DeliveryFilter { status, source, event, repo, delivery_id, from, to };
@@ -106,19 +118,26 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
             });
             out.page(&page.await?, "no deliveries", &columns(out))?;
         }
-        Verb::Show { id, payload: true } => {
+        Verb::Emit(emit) => bus::emit(context, &client, emit).await?,
+        Verb::Show { id: LetterId::Event(id), payload } => bus::show(context, &client, id, payload).await?,
+        Verb::Explain { id: LetterId::Event(id) } => bus::explain(context, &client, id).await?,
+        Verb::Redeliver { id: LetterId::Event(id) } => {
+            let emitted = client.redeliver_event(id).await?;
+            out.document(&emitted, |_| emitted.event_id.to_string())?;
+        }
+        Verb::Show { id: LetterId::Delivery(id), payload: true } => {
             let body = client.delivery_payload(id).await?;
             std::io::stdout().write_all(&body)?;
         }
-        Verb::Show { id, payload: false } => {
+        Verb::Show { id: LetterId::Delivery(id), payload: false } => {
             let delivery = client.delivery(id).await?;
             out.document(&delivery, |out| show(out, &delivery))?;
         }
-        Verb::Explain { id } => {
+        Verb::Explain { id: LetterId::Delivery(id) } => {
             let explanation = client.explain_delivery(id).await?;
             out.document(&explanation, |out| explain(out, &explanation))?;
         }
-        Verb::Redeliver { id } => {
+        Verb::Redeliver { id: LetterId::Delivery(id) } => {
             let accepted = client.redeliver(id).await?;
             out.document(&accepted, |_| accepted.delivery_id.to_string())?;
         }
@@ -131,23 +150,36 @@ async fn dead_letters(out: &Output, client: &Client, dlq: Dlq) -> Result<(), Fai
     match dlq {
         Dlq::List { paging } => {
             let page = pages(&paging, |page| async move { client.dead_letters(&page).await }).await?;
-            out.page(&page, "no dead letters", &columns(out))
+            out.page(&page, "no dead letters", &letters(out))
         }
         Dlq::Count => {
             let count = client.dead_letter_count().await?;
             out.document(&count, |_| count.count.to_string())
         }
         Dlq::Retry { id } => {
-            let accepted = client.retry_dead_letter(id).await?;
-            out.document(&accepted, |_| accepted.delivery_id.to_string())
+            let retried = client.retry_dead_letter(id).await?;
+            out.document(&retried, |_| retried.id.to_string())
         }
         Dlq::Discard { id, reason } => {
-            out.confirm(&format!("Delivery {id} will never start a run."))?;
+            out.confirm(&format!("{id} will never start a run."))?;
             client.discard_dead_letter(id, &Discard { reason }).await?;
             out.say(format!("{id} discarded"));
             Ok(())
         }
     }
+}
+
+fn letters(out: &Output) -> Vec<Column<'_, DeadLetter>> {
+    vec![
+        ("ID", Box::new(|l| text(l.id))),
+        ("KIND", Box::new(|l| text(&l.kind))),
+        ("EVENT", Box::new(|l| text(&l.event))),
+        ("SOURCE", Box::new(|l| optional(l.source.as_ref()))),
+        ("REPOSITORY", Box::new(|l| optional(l.repo.as_ref()))),
+        ("ATTEMPTS", Box::new(|l| text(l.attempts))),
+        ("DEAD", Box::new(|l| text(out.time(l.dead_at)))),
+        ("ERROR", Box::new(|l| optional(l.error.as_ref()))),
+    ]
 }
 
 fn columns(out: &Output) -> Vec<Column<'_, DeliveryView>> {
@@ -200,26 +232,26 @@ fn explain(out: &Output, explanation: &Explanation) -> String {
     if !mistakes.is_empty() {
         people.push_str(&format!("\n{}\n", mistakes.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")));
     }
-    let decisions = explanation.trace.as_ref().and_then(|trace| {
-        let workflows = trace.get("workflows").unwrap_or(trace);
-        serde_json::from_value::<Vec<WorkflowDecision>>(workflows.clone()).ok()
-    });
-    match (decisions, &explanation.trace) {
-        (Some(decisions), _) => {
-            for decision in &decisions {
-                people.push('\n');
-                people.push_str(&decision_lines(decision));
-            }
-        }
-        // A trace of another version is shown as it is.
-        (None, Some(trace)) => people.push_str(&format!("\n{trace:#}\n")),
-        (None, None) => people.push_str("\nno decision trace: it is no longer kept, or matching was not reached\n"),
-    }
+    people.push_str(&decisions(explanation.trace.as_ref()));
     for run in &explanation.runs {
         // Writing to a string does not fail.
         _ = write!(people, "\nstarted {} of {}: {}", run.run_id, printable(&run.workflow), run.status);
     }
     people
+}
+
+/// What a decision trace says of each workflow.
+pub(super) fn decisions(trace: Option<&serde_json::Value>) -> String {
+    let read = trace.and_then(|trace| {
+        let workflows = trace.get("workflows").unwrap_or(trace);
+        serde_json::from_value::<Vec<WorkflowDecision>>(workflows.clone()).ok()
+    });
+    match (read, trace) {
+        (Some(decisions), _) => decisions.iter().map(|decision| format!("\n{}", decision_lines(decision))).collect(),
+        // A trace of another version is shown as it is.
+        (None, Some(trace)) => format!("\n{trace:#}\n"),
+        (None, None) => "\nno decision trace: it is no longer kept, or matching was not reached\n".to_owned(),
+    }
 }
 
 /// What is wrong with the workflow files, a line each.

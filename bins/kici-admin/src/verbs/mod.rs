@@ -2,12 +2,15 @@
 
 pub(crate) mod agent;
 pub(crate) mod agent_token;
+mod bus;
 pub(crate) mod event;
+pub(crate) mod event_trust;
 pub(crate) mod host;
 pub(crate) mod orchestrator;
 pub(crate) mod queue;
 pub(crate) mod run;
 mod run_logs;
+pub(crate) mod schedule;
 pub(crate) mod source;
 pub(crate) mod token;
 pub(crate) mod workflow;
@@ -50,6 +53,9 @@ pub(crate) async fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Agent(verb) => agent::run(&context, verb).await,
         Command::Host(verb) => host::run(&context, verb).await,
         Command::Event(verb) => event::run(&context, verb).await,
+        Command::EventTrust(verb) => event_trust::run(&context, verb).await,
+        Command::Schedule(verb) => schedule::run(&context, verb).await,
+        Command::Registration(verb) => schedule::registration(&context, verb).await,
         Command::Queue(verb) => queue::run(&context, verb).await,
         Command::Workflow(verb) => workflow::run(&context, verb).await,
         Command::Orchestrator(verb) => orchestrator::run(&context, verb).await,

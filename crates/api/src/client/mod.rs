@@ -2,6 +2,12 @@
 //!
 //! The program installs a rustls crypto provider before it makes a client.
 
+/// A path below one of the two roots.
+macro_rules! path {
+    ($root:expr $(, $segment:expr)*) => { &[$root[0], $root[1], $root[2] $(, $segment)*][..] };
+}
+
+mod bus;
 mod follow;
 mod resources;
 

@@ -7,6 +7,7 @@ use reqwest::Method;
 use super::{Client, ClientError, NOTHING};
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
+use crate::dto::bus::{DeadLetter, LetterId, LetterRetried};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Discard, DlqCount, Explanation};
 use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::{LogQuery, LogRange};
@@ -23,14 +24,9 @@ use crate::dto::workflows::{ValidateWorkflows, ValidationReport};
 use crate::page::{Page, PageQuery};
 
 const RUNS: [&str; 3] = ["api", "v1", "runs"];
-const ADMIN: [&str; 3] = ["api", "v1", "admin"];
+pub(super) const ADMIN: [&str; 3] = ["api", "v1", "admin"];
 
-type Answer<T> = Result<T, ClientError>;
-
-/// A path below one of the two roots.
-macro_rules! path {
-    ($root:expr $(, $segment:expr)*) => { &[$root[0], $root[1], $root[2] $(, $segment)*][..] };
-}
+pub(super) type Answer<T> = Result<T, ClientError>;
 
 /// Every method fails with [`ClientError`].
 impl Client {
@@ -222,7 +218,7 @@ impl Client {
     }
 
     /// Dead letters, newest first.
-    pub async fn dead_letters(&self, page: &PageQuery) -> Answer<Page<DeliveryView>> {
+    pub async fn dead_letters(&self, page: &PageQuery) -> Answer<Page<DeadLetter>> {
         self.get(path!(ADMIN, "event-dlq"), page).await
     }
 
@@ -232,12 +228,12 @@ impl Client {
     }
 
     /// Tries a dead letter again.
-    pub async fn retry_dead_letter(&self, id: DeliveryRowId) -> Answer<DeliveryAccepted> {
+    pub async fn retry_dead_letter(&self, id: LetterId) -> Answer<LetterRetried> {
         self.post(path!(ADMIN, "event-dlq", &id.to_string(), "retry"), &serde_json::json!({})).await
     }
 
     /// Gives a dead letter up.
-    pub async fn discard_dead_letter(&self, id: DeliveryRowId, request: &Discard) -> Answer<()> {
+    pub async fn discard_dead_letter(&self, id: LetterId, request: &Discard) -> Answer<()> {
         self.delete_empty(path!(ADMIN, "event-dlq", &id.to_string()), request).await
     }
 
@@ -298,7 +294,7 @@ impl Client {
         self.decode(response).await
     }
 
-    async fn list<T: serde::de::DeserializeOwned>(
+    pub(super) async fn list<T: serde::de::DeserializeOwned>(
         &self,
         path: &[&str],
         filter: &impl serde::Serialize,
@@ -308,7 +304,12 @@ impl Client {
         self.decode(self.send(request).await?).await
     }
 
-    async fn keyed(&self, path: &[&str], body: &impl serde::Serialize, key: Option<&str>) -> Answer<RunAccepted> {
+    pub(super) async fn keyed<T: serde::de::DeserializeOwned>(
+        &self,
+        path: &[&str],
+        body: &impl serde::Serialize,
+        key: Option<&str>,
+    ) -> Answer<T> {
         let mut request = self.request(Method::POST, path).json(body).timeout(self.timeout);
         if let Some(key) = key {
             request = request.header("idempotency-key", key);
@@ -316,7 +317,7 @@ impl Client {
         self.decode(self.send(request).await?).await
     }
 
-    async fn delete_empty(&self, path: &[&str], body: &impl serde::Serialize) -> Answer<()> {
+    pub(super) async fn delete_empty(&self, path: &[&str], body: &impl serde::Serialize) -> Answer<()> {
         let request = self.request(Method::DELETE, path).timeout(self.timeout);
         // `()` stands for no body.
         let empty = serde_json::to_value(body).is_ok_and(|json| json.is_null());

@@ -6,7 +6,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi, PathItem, Ref, ResponseBuilder, path::Operation};
 use utoipa::{OpenApi as _, ToSchema};
 
-use super::routes::{agents, events, hosts, queue, runs, sources, system, tokens, workflows};
+use super::routes::{agents, bus, events, hosts, queue, runs, sources, system, tokens, workflows};
 use super::{Route, sse, table};
 use crate::problem::Document as Problem;
 
@@ -60,6 +60,19 @@ use crate::problem::Document as Problem;
         events::dlq_count,
         events::dlq_retry,
         events::dlq_discard,
+        bus::list,
+        bus::get,
+        bus::payload,
+        bus::emit,
+        bus::redeliver,
+        bus::schedules,
+        bus::trigger_schedule,
+        bus::registrations,
+        bus::change_registration,
+        bus::trust,
+        bus::add_trust,
+        bus::remove_trust,
+        bus::test_trust,
         queue::list,
         queue::get,
         queue::explain,
@@ -106,6 +119,7 @@ fn operation<'a>(item: &'a mut PathItem, route: &Route) -> Option<&'a mut Operat
         "GET" => item.get.as_mut(),
         "POST" => item.post.as_mut(),
         "PUT" => item.put.as_mut(),
+        "PATCH" => item.patch.as_mut(),
         "DELETE" => item.delete.as_mut(),
         _ => None,
     }

@@ -11,6 +11,7 @@ use super::{Fake, NOW, World};
 use crate::dto::SecretText;
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentStatus, AgentView, DrainAgent};
+use crate::dto::bus::{DeadLetter, LetterId, LetterRetried};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
 use crate::dto::queue::{AgentVerdict, QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceKind, SourceView, TriggerSource};
@@ -257,22 +258,43 @@ impl Events for Fake {
         Ok(DeliveryAccepted { delivery_id: self.add_delivery(&source, "received") })
     }
 
-    async fn dlq_list(&self, caller: &Caller, page: PageRequest) -> Answer<Slice<DeliveryView>> {
+    async fn dlq_list(&self, caller: &Caller, page: PageRequest) -> Answer<Slice<DeadLetter>> {
         let filter = DeliveryFilter { status: Some("dead".to_owned()), ..DeliveryFilter::default() };
-        Events::list(self, caller, &filter, page).await
+        let listed = Events::list(self, caller, &filter, page).await?;
+        let letter = |d: DeliveryView| DeadLetter {
+            kind: "delivery".to_owned(),
+            id: LetterId::Delivery(d.id),
+            event: d.event,
+            source: Some(d.source),
+            repo: d.repo,
+            attempts: d.attempts,
+            error: d.error,
+            reason: "exhausted_retries".to_owned(),
+            created_at: d.received_at,
+            dead_at: d.finished_at,
+        };
+        Ok(Slice { items: listed.items.into_iter().map(letter).collect(), next: None })
     }
 
     async fn dlq_count(&self, _: &Caller) -> Answer<u64> {
         Ok(self.reach()?.deliveries.iter().filter(|d| d.status == "dead").count() as u64)
     }
 
-    async fn dlq_retry(&self, caller: &Caller, id: DeliveryRowId) -> Answer<DeliveryAccepted> {
-        not_dead(&delivery(&mut *self.reach()?, caller, id)?)?;
-        Ok(DeliveryAccepted { delivery_id: id })
+    async fn dlq_retry(&self, caller: &Caller, id: LetterId) -> Answer<LetterRetried> {
+        not_dead(&letter(&mut *self.reach()?, caller, id)?)?;
+        Ok(LetterRetried { id })
     }
 
-    async fn dlq_discard(&self, caller: &Caller, id: DeliveryRowId, _: &str) -> Answer<()> {
-        not_dead(&delivery(&mut *self.reach()?, caller, id)?)
+    async fn dlq_discard(&self, caller: &Caller, id: LetterId, _: &str) -> Answer<()> {
+        not_dead(&letter(&mut *self.reach()?, caller, id)?)
+    }
+}
+
+/// The fake's bus is empty: its dead letters are deliveries.
+fn letter(world: &mut World, caller: &Caller, id: LetterId) -> Answer<DeliveryView> {
+    match id {
+        LetterId::Delivery(id) => delivery(world, caller, id),
+        LetterId::Event(id) => Err(Problem::not_found(format_args!("event {id}"))),
     }
 }
 

@@ -2,6 +2,7 @@
 //! told and answers with it.
 
 mod admin;
+mod bus;
 mod hosts;
 mod runs;
 
@@ -19,6 +20,7 @@ use secrecy::ExposeSecret;
 use uuid::Uuid;
 
 use crate::dto::agents::AgentView;
+use crate::dto::bus::{EventTrustView, EventView, RegistrationView};
 use crate::dto::events::DeliveryView;
 use crate::dto::hosts::HostView;
 use crate::dto::logs::LogLine;
@@ -46,6 +48,12 @@ pub struct World {
     pub sources: Vec<SourceView>,
     /// Deliveries, newest first.
     pub deliveries: Vec<DeliveryView>,
+    /// Events of the bus, newest first.
+    pub events: Vec<EventView>,
+    /// Registered workflows.
+    pub registrations: Vec<RegistrationView>,
+    /// Which repositories may start workflows of others.
+    pub trust: Vec<EventTrustView>,
     /// Agents.
     pub agents: Vec<AgentView>,
     /// Hosts.
@@ -125,6 +133,7 @@ impl Fake {
             agents: self.clone(),
             hosts: self.clone(),
             events: self.clone(),
+            bus: self.clone(),
             queue: self.clone(),
             system: self.clone(),
             access_log: self.clone(),

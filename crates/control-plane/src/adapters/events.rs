@@ -4,16 +4,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use kici_api::dto::bus::{DeadLetter, LetterId, LetterRetried};
 use kici_api::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload, RunRef};
 use kici_api::dto::sources::DeliveryAccepted;
 use kici_api::dto::stream::Change;
 use kici_api::live::Hub;
-use kici_api::page::{PageRequest, Slice};
+use kici_api::page::{PageRequest, Position, Slice};
 use kici_api::ports::{Answer, Caller, Events};
 use kici_api::problem::{Code, Problem};
-use kici_engine::ids::{DeliveryRowId, SourceId};
+use kici_engine::ids::{DeliveryRowId, EventId, SourceId};
 use kici_store::Store;
-use kici_store::model::{self, DeliveryInserted, DeliveryOutcome, DeliveryStatus, NewDelivery};
+use kici_store::model::{self, DeliveryInserted, DeliveryOutcome, DeliveryStatus, EventStatus, NewDelivery};
 
 use super::{DEFAULT_ORG, fault, views};
 use crate::payloads::Payloads;
@@ -54,6 +55,18 @@ impl EventBook {
         }
         let detail = format!("delivery {id} is {}, not a dead letter", row.status);
         Err(Problem::new(Code::NotDeadLetter, detail))
+    }
+
+    async fn dead_event(&self, caller: &Caller, id: EventId) -> Answer<()> {
+        let missing = || Problem::not_found(format!("event {id}"));
+        let event = self.store.event_get(id).await.map_err(fault::store)?.ok_or_else(missing)?;
+        if caller.routing_key.is_some() && caller.routing_key != event.routing_key {
+            return Err(missing());
+        }
+        match event.status {
+            EventStatus::Dead => Ok(()),
+            status => Err(Problem::new(Code::NotDeadLetter, format!("event {id} is {status}, not a dead letter"))),
+        }
     }
 
     async fn page(
@@ -160,34 +173,112 @@ impl Events for EventBook {
         Err(Problem::new(Code::Conflict, format!("delivery {id} was replayed 1000 times")))
     }
 
-    async fn dlq_list(&self, caller: &Caller, page: PageRequest) -> Answer<Slice<DeliveryView>> {
+    async fn dlq_list(&self, caller: &Caller, page: PageRequest) -> Answer<Slice<DeadLetter>> {
         let wanted = model::DeliveryFilter { statuses: vec![DeliveryStatus::Dead], ..model::DeliveryFilter::default() };
-        self.page(caller, wanted, page).await
+        let deliveries = self.page(caller, wanted, page).await?;
+        let filter = model::EventFilter {
+            status: Some(EventStatus::Dead),
+            routing_key: caller.routing_key.clone(),
+            ..model::EventFilter::default()
+        };
+        let events = self.store.event_list(filter, views::page(page)).await.map_err(fault::store)?;
+        let more = deliveries.next.is_some() || events.next.is_some();
+        let mut items: Vec<DeadLetter> = deliveries.items.into_iter().map(dead_delivery).collect();
+        for event in events.items {
+            let source = match &event.routing_key {
+                Some(key) => self.store.source_by_routing_key(key.clone()).await.map_err(fault::store)?,
+                None => None,
+            };
+            items.push(dead_event(event, source.map(|source| source.name)));
+        }
+        let place = |letter: &DeadLetter| Position { at: letter.created_at, id: bare(letter.id) };
+        items.sort_by_key(|letter| std::cmp::Reverse((letter.created_at, bare(letter.id))));
+        let limit = usize::try_from(page.limit).unwrap_or(usize::MAX);
+        let more = more || items.len() > limit;
+        items.truncate(limit);
+        let next = items.last().filter(|_| more).map(place);
+        Ok(Slice { items, next })
     }
 
     async fn dlq_count(&self, _caller: &Caller) -> Answer<u64> {
-        let counts = self.store.delivery_counts().await.map_err(fault::store)?;
-        Ok(counts.get(&DeliveryStatus::Dead).copied().unwrap_or(0))
+        let deliveries = self.store.delivery_counts().await.map_err(fault::store)?;
+        let events = self.store.event_counts().await.map_err(fault::store)?;
+        let dead = |count: Option<&u64>| count.copied().unwrap_or(0);
+        Ok(dead(deliveries.get(&DeliveryStatus::Dead)) + dead(events.get(&EventStatus::Dead)))
     }
 
-    async fn dlq_retry(&self, caller: &Caller, id: DeliveryRowId) -> Answer<DeliveryAccepted> {
-        self.dead(caller, id).await?;
-        if !self.store.delivery_reopen(id).await.map_err(fault::store)? {
-            return Err(Problem::new(Code::Conflict, format!("delivery {id} is being processed")));
+    async fn dlq_retry(&self, caller: &Caller, id: LetterId) -> Answer<LetterRetried> {
+        let opened = match id {
+            LetterId::Delivery(id) => {
+                self.dead(caller, id).await?;
+                self.store.delivery_reopen(id).await.map_err(fault::store)?
+            }
+            LetterId::Event(id) => {
+                self.dead_event(caller, id).await?;
+                self.store.event_reopen(id).await.map_err(fault::store)?
+            }
+        };
+        if !opened {
+            return Err(Problem::new(Code::Conflict, format!("{id} is being processed")));
         }
         self.live.publish(Change::Dlq {});
-        Ok(DeliveryAccepted { delivery_id: id })
+        Ok(LetterRetried { id })
     }
 
-    async fn dlq_discard(&self, caller: &Caller, id: DeliveryRowId, reason: &str) -> Answer<()> {
-        let row = self.dead(caller, id).await?;
+    async fn dlq_discard(&self, caller: &Caller, id: LetterId, reason: &str) -> Answer<()> {
         let note = format!("discarded by {}: {}", caller.actor, reason.chars().take(500).collect::<String>());
-        let outcome = DeliveryOutcome { status: DeliveryStatus::Failed, error: row.error, note: Some(note) };
-        // A dead row is finished; it is opened and closed again in the new state.
-        if self.store.delivery_reopen(id).await.map_err(fault::store)? {
-            self.store.delivery_finish(id, outcome).await.map_err(fault::store)?;
+        match id {
+            LetterId::Delivery(id) => {
+                let row = self.dead(caller, id).await?;
+                let outcome = DeliveryOutcome { status: DeliveryStatus::Failed, error: row.error, note: Some(note) };
+                // A dead row is finished; it is opened and closed again in the new state.
+                if self.store.delivery_reopen(id).await.map_err(fault::store)? {
+                    self.store.delivery_finish(id, outcome).await.map_err(fault::store)?;
+                }
+            }
+            LetterId::Event(id) => {
+                self.dead_event(caller, id).await?;
+                self.store.event_discard(id, note).await.map_err(fault::store)?;
+            }
         }
         self.live.publish(Change::Dlq {});
         Ok(())
+    }
+}
+
+fn bare(id: LetterId) -> uuid::Uuid {
+    match id {
+        LetterId::Delivery(id) => id.uuid(),
+        LetterId::Event(id) => id.uuid(),
+    }
+}
+
+fn dead_delivery(row: DeliveryView) -> DeadLetter {
+    DeadLetter {
+        kind: "delivery".to_owned(),
+        id: LetterId::Delivery(row.id),
+        event: row.event,
+        source: Some(row.source),
+        repo: row.repo,
+        attempts: row.attempts,
+        error: row.error,
+        reason: "exhausted_retries".to_owned(),
+        created_at: row.received_at,
+        dead_at: row.finished_at,
+    }
+}
+
+fn dead_event(event: model::BusEvent, source: Option<String>) -> DeadLetter {
+    DeadLetter {
+        kind: "event".to_owned(),
+        id: LetterId::Event(event.id),
+        event: event.name,
+        source: source.or(event.routing_key),
+        repo: event.source_repo,
+        attempts: event.attempts,
+        error: event.last_error,
+        reason: event.dlq_reason.unwrap_or_default(),
+        created_at: event.created_at,
+        dead_at: event.finished_at,
     }
 }

@@ -41,6 +41,8 @@ pub struct Config {
     pub event_log: EventLogConfig,
     /// `retention.*` and its kin.
     pub retention: RetentionConfig,
+    /// `events.*` and `cron.*`.
+    pub events: EventKeys,
     /// `lockfile_cache.max`.
     pub workflow_cache_entries: usize,
     /// `agent.*`, `queue.*` and `stale.*`.
@@ -136,6 +138,29 @@ pub struct DispatchKeys {
     pub stale_multiplier: u32,
 }
 
+/// `events.*` and `cron.*`: the internal bus.
+#[derive(Clone, Copy, Debug)]
+pub struct EventKeys {
+    /// `events.max_chain_depth`.
+    pub max_chain_depth: u32,
+    /// `events.rate_per_workflow_per_minute`.
+    pub per_minute: u32,
+    /// `events.ttl_seconds`; none keeps them.
+    pub ttl: Option<Duration>,
+    /// `events.max_attempts`.
+    pub max_attempts: u32,
+    /// `events.lease_ms`.
+    pub lease: Duration,
+    /// `events.retry_base_ms`.
+    pub retry_base: Duration,
+    /// `events.retry_max_ms`.
+    pub retry_max: Duration,
+    /// `events.retry_scan_ms`.
+    pub scan: Duration,
+    /// `cron.tick_ms`.
+    pub cron_tick: Duration,
+}
+
 /// `roster.*`: what is known of hosts, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct RosterKeys {
@@ -208,6 +233,17 @@ impl Config {
                 queue_days: values.small("queue.row_ttl_days"),
                 logs_days: values.small("retention.logs_days"),
                 runs_days: values.small("retention.runs_days"),
+            },
+            events: EventKeys {
+                max_chain_depth: values.small("events.max_chain_depth"),
+                per_minute: values.small("events.rate_per_workflow_per_minute"),
+                ttl: limit(values.number("events.ttl_seconds").saturating_mul(1000)),
+                max_attempts: values.small("events.max_attempts"),
+                lease: values.millis("events.lease_ms"),
+                retry_base: values.millis("events.retry_base_ms"),
+                retry_max: values.millis("events.retry_max_ms"),
+                scan: values.millis("events.retry_scan_ms"),
+                cron_tick: values.millis("cron.tick_ms"),
             },
             workflow_cache_entries: values.size("lockfile_cache.max"),
             dispatch: DispatchKeys {

@@ -25,6 +25,8 @@ pub(super) fn triggers(root: &Fields<'_>, report: &Report) -> (Y, BTreeMap<Strin
         }
         _ => events.extend(items(&entry.value).iter().filter_map(|item| Some((item.text()?, item.span.start, None)))),
     }
+    // Several of them are alternatives of one trigger.
+    let mut webhooks = Vec::new();
     let nothing = Node { span: entry.value.span, data: Data::Map(Vec::new()) };
     for (event, at, node) in events {
         let fields = Fields::of(node.unwrap_or(&nothing), format!("on.{event}"), report);
@@ -46,12 +48,20 @@ pub(super) fn triggers(root: &Fields<'_>, report: &Report) -> (Y, BTreeMap<Strin
                 }
                 on.put("manual", at, Y::Map(manual));
             }
-            _ => {
-                fields.lose_rest("it goes with its event");
-                report.lose(at, format!("on.{event}"), later::reason(&format!("on.{event}")));
-            }
+            "schedule" => schedule(node, at, &mut on, report),
+            _ => match forge_event(event) {
+                Some(known) => {
+                    let filters = forge(event, known, &fields, at, report);
+                    if known.name == "webhook" { webhooks.push(filters) } else { on.put(known.name, at, filters) }
+                }
+                None => {
+                    fields.lose_rest("it goes with its event");
+                    report.lose(at, format!("on.{event}"), later::reason(&format!("on.{event}")));
+                }
+            },
         }
     }
+    on.some("webhook", entry.span.start, Y::List(webhooks));
     if on.0.is_empty() {
         report.lose(entry.span.start, "on", "nothing that starts it is supported; it is started by hand");
         on.put("manual", entry.span.start, Y::Map(Map::default()));
@@ -77,6 +87,87 @@ fn push(fields: &Fields<'_>, at: Pos, on: &mut Map, report: &Report) {
         filters.some("tags", at, tags);
         on.put("tag", at, Y::Map(filters));
     }
+}
+
+fn schedule(node: Option<&Node>, at: Pos, on: &mut Map, report: &Report) {
+    let mut times = Vec::new();
+    for (index, item) in node.into_iter().flat_map(items).enumerate() {
+        let fields = Fields::of(item, format!("on.schedule[{index}]"), report);
+        let mut time = Map::default();
+        if let Some(cron) = fields.text("cron") {
+            time.text("cron", item.span.start, cron);
+        }
+        if let Some(zone) = fields.text("timezone") {
+            time.text("timezone", item.span.start, zone);
+        }
+        fields.lose_rest("it has no counterpart");
+        times.push(Y::Map(time));
+    }
+    on.put("schedule", at, Y::List(times));
+}
+
+/// An event that starts the same here: its name, and the types that it means without any.
+#[derive(Clone, Copy)]
+struct ForgeEvent {
+    name: &'static str,
+    types: &'static [&'static str],
+}
+
+const RELEASES: &[&str] = &["published", "unpublished", "created", "edited", "deleted", "prereleased", "released"];
+const COMMENTS: &[&str] = &["created", "edited", "deleted"];
+/// Events without a trigger of their own.
+const BY_NAME: &[&str] = &[
+    "branch_protection_rule",
+    "check_run",
+    "check_suite",
+    "deployment",
+    "deployment_status",
+    "discussion",
+    "discussion_comment",
+    "gollum",
+    "issues",
+    "label",
+    "merge_group",
+    "milestone",
+    "page_build",
+    "public",
+    "registry_package",
+];
+
+fn forge_event(event: &str) -> Option<ForgeEvent> {
+    let (name, types): (&'static str, &'static [&'static str]) = match event {
+        "issue_comment" => ("comment", COMMENTS),
+        "pull_request_review" => ("review", &[]),
+        "pull_request_review_comment" => ("review_comment", &[]),
+        "release" => ("release", RELEASES),
+        "create" => ("create", &[]),
+        "delete" => ("delete", &[]),
+        "fork" => ("fork", &[]),
+        "status" => ("status", &[]),
+        "watch" => ("watch", &[]),
+        "workflow_run" => ("workflow_run", &[]),
+        "repository_dispatch" => ("dispatch", &[]),
+        other => {
+            BY_NAME.iter().find(|name| **name == other)?;
+            ("webhook", &[])
+        }
+    };
+    Some(ForgeEvent { name, types })
+}
+
+fn forge(event: &str, known: ForgeEvent, fields: &Fields<'_>, at: Pos, report: &Report) -> Y {
+    let mut filters = Map::default();
+    if known.name == "webhook" {
+        filters.some("events", at, Y::texts([event]));
+    }
+    let given = fields.take("types").map(|node| texts(node, &fields.at("types"), report)).unwrap_or_default();
+    let meant = if given.is_empty() { known.types.to_vec() } else { given };
+    filters.some("types", at, Y::texts(meant));
+    if event == "workflow_run" {
+        filters.some("workflows", at, patterns(fields, "workflows", report));
+    }
+    fields.lose_rest("it does not filter this event; ask for it in `if`");
+    Y::Map(filters)
 }
 
 /// `key` and `key-ignore` as one list.
@@ -166,6 +257,21 @@ fn inputs(fields: &Fields<'_>, known: &mut BTreeMap<String, Ty>, report: &Report
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_of_the_forge_and_schedules_come_along() {
+        let text = "on:\n  schedule: [{ cron: '0 3 * * *' }, { cron: '5 4 * * 1', timezone: Asia/Tokyo }]\n  issue_comment: { types: \
+                    [created] }\n  release:\n  workflow_run: { workflows: [ci], types: [completed], branches: [main] }\n  \
+                    check_run: { types: [completed] }\n  issues:\njobs: { a: { runs-on: x, steps: [{ run: 'true' }] } }\n";
+        let converted = crate::convert(".github/workflows/a.yml", text, None, &crate::Options::default());
+        let yaml = converted.text.unwrap();
+        for part in ["schedule:", "Asia/Tokyo", "comment: { types: [created] }", "unpublished", "workflows: [ci]"] {
+            assert!(yaml.contains(part), "{part}: {yaml}");
+        }
+        assert!(yaml.contains("check_run") && yaml.contains("issues"), "{yaml}");
+        let lost: Vec<&str> = converted.losses.iter().map(|loss| loss.key.as_str()).collect();
+        assert_eq!(lost, ["on.workflow_run.branches"]);
+    }
 
     #[test]
     fn patterns_that_repeat_become_expressions() {

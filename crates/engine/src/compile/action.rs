@@ -1,8 +1,10 @@
 //! What a step does besides running a script, and when it is tried again.
 
+use serde_json::Value as Json;
+
 use crate::expr::Scope;
-use crate::lock::{Action, Backoff, Check, Probe, StepRetry, Value, WaitFor};
-use crate::yaml::{Data, Entry, Node};
+use crate::lock::{Action, Backoff, Check, Emit, Probe, StepRetry, Value, WaitFor};
+use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
 use super::step::Around;
@@ -79,6 +81,85 @@ impl Walk<'_> {
             let (interval, timeout) = (time("interval", DEFAULT_INTERVAL_MS), time("timeout", DEFAULT_WAIT_MS));
             Some(Action::WaitFor(WaitFor { probe: probe?, interval_ms: interval?, timeout_ms: timeout? }))
         })
+    }
+
+    pub(super) fn emit(
+        &mut self,
+        fields: Fields<'_>,
+        entry: &Entry,
+        owner: &str,
+        before: &[String],
+        around: &Around<'_>,
+    ) -> Option<Action> {
+        for (key, help) in [
+            ("retry", "an event is sent until it is stored; what is refused once is refused again"),
+            ("shell", "`emit` runs no script"),
+            ("working_directory", "`emit` runs no script"),
+        ] {
+            if let Some(entry) = fields.get(key) {
+                self.within(key, |walk| {
+                    walk.fault("K0104", entry.span, format!("`{key}` beside `emit` in {owner} has no effect"))
+                        .help(help);
+                });
+            }
+        }
+        self.within("emit", |walk| {
+            let fields = walk.fields(&entry.value, &keys::EMIT, &format!("`emit` of {owner}"))?;
+            let scope = around.scope("emit", before);
+            let payload = match fields.get("payload") {
+                Some(entry) => walk.within("payload", |walk| walk.document(&entry.value, &scope)),
+                None => Some(Json::Object(Default::default())),
+            };
+            let target_repos = match fields.get("target") {
+                Some(entry) => walk.within("target", |walk| walk.emit_target(&entry.value, owner)),
+                None => Vec::new(),
+            };
+            let Some(entry) = fields.get("event") else {
+                walk.fault("K0101", entry.span, format!("`emit` of {owner} has no `event`"))
+                    .expected(["`event`, the name of the event"]);
+                return None;
+            };
+            let event = walk.within("event", |walk| match walk.agent_template(&entry.value, &scope)? {
+                Value::Static { .. } => walk.event_name(&entry.value).map(Value::fixed),
+                template => Some(template),
+            });
+            Some(Action::Emit(Emit { event: event?, payload: payload?, target_repos }))
+        })
+    }
+
+    fn emit_target(&mut self, node: &Node, owner: &str) -> Vec<String> {
+        let Some(fields) = self.fields(node, &keys::EMIT_TARGET, &format!("`emit.target` of {owner}")) else {
+            return Vec::new();
+        };
+        fields.get("repos").map(|entry| self.within("repos", |walk| walk.patterns(&entry.value))).unwrap_or_default()
+    }
+
+    /// A document whose texts are templates for the agent.
+    fn document(&mut self, node: &Node, scope: &Scope) -> Option<Json> {
+        match &node.data {
+            Data::Map(entries) => {
+                let mut fields = serde_json::Map::new();
+                for entry in entries {
+                    let value = self.within(&entry.key, |walk| walk.document(&entry.value, scope));
+                    fields.extend(value.map(|value| (entry.key.clone(), value)));
+                }
+                Some(Json::Object(fields))
+            }
+            Data::List(items) => {
+                let read = |(at, item): (usize, &Node)| self.within(at.to_string(), |walk| walk.document(item, scope));
+                Some(Json::Array(items.iter().enumerate().filter_map(read).collect()))
+            }
+            Data::Scalar(..) => match node.core() {
+                Some(Core::Null) => Some(Json::Null),
+                Some(Core::Bool(value)) => Some(Json::Bool(value)),
+                Some(Core::Int(value)) => Some(Json::from(value)),
+                Some(Core::Float(value)) => Some(Json::from(value)),
+                _ => Some(Json::String(match self.agent_template(node, scope)? {
+                    Value::Static { r#static } => r#static,
+                    Value::Template { template, .. } => template,
+                })),
+            },
+        }
     }
 
     fn url(&mut self, node: &Node, scope: &Scope) -> Option<Value> {

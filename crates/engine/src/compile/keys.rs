@@ -32,28 +32,32 @@ pub(crate) const WORKFLOW: KeySet = KeySet {
 pub(crate) const DEFAULTS: KeySet =
     KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
 pub(crate) const ON: KeySet = KeySet {
-    accepted: &["hook", "manual", "pull_request", "push", "tag"],
-    planned: &[
+    accepted: &[
         "comment",
         "create",
         "delete",
         "dispatch",
         "event",
         "fork",
+        "hook",
         "job_complete",
         "lifecycle",
+        "manual",
+        "pull_request",
+        "push",
         "release",
         "review",
         "review_comment",
         "schedule",
         "star",
         "status",
+        "tag",
         "watch",
         "webhook",
         "workflow_complete",
         "workflow_run",
-        "workflows_failed_batch",
     ],
+    planned: &["workflows_failed_batch"],
 };
 pub(crate) const PUSH: KeySet = KeySet { accepted: &["branches", "paths"], planned: &["repos"] };
 pub(crate) const PULL_REQUEST: KeySet =
@@ -61,6 +65,23 @@ pub(crate) const PULL_REQUEST: KeySet =
 pub(crate) const TAG: KeySet = KeySet { accepted: &["tags"], planned: &["repos"] };
 pub(crate) const MANUAL: KeySet = KeySet { accepted: &["inputs"], planned: &[] };
 pub(crate) const HOOK: KeySet = KeySet { accepted: &["events", "match", "not", "source"], planned: &[] };
+pub(crate) const COMMENT: KeySet = KeySet { accepted: &["body", "target", "types"], planned: &[] };
+pub(crate) const REVIEW: KeySet = KeySet { accepted: &["states", "types"], planned: &[] };
+/// Events that only differ in what was done.
+pub(crate) const TYPES: KeySet = KeySet { accepted: &["types"], planned: &[] };
+/// Created and deleted branches and tags.
+pub(crate) const REFS: KeySet = KeySet { accepted: &["ref_type", "refs"], planned: &[] };
+pub(crate) const FORK: KeySet = KeySet { accepted: &[], planned: &[] };
+pub(crate) const STATUS: KeySet = KeySet { accepted: &["contexts", "states"], planned: &[] };
+pub(crate) const WORKFLOW_RUN: KeySet = KeySet { accepted: &["conclusions", "types", "workflows"], planned: &[] };
+pub(crate) const WEBHOOK: KeySet = KeySet { accepted: &["events", "types"], planned: &[] };
+pub(crate) const DISPATCH: KeySet = KeySet { accepted: &["inputs", "types"], planned: &[] };
+pub(crate) const EVENT: KeySet = KeySet { accepted: &["match", "name", "not", "source"], planned: &[] };
+pub(crate) const WORKFLOW_COMPLETE: KeySet = KeySet { accepted: &["source", "status", "workflow"], planned: &[] };
+pub(crate) const JOB_COMPLETE: KeySet = KeySet { accepted: &["job", "source", "status", "workflow"], planned: &[] };
+pub(crate) const LIFECYCLE: KeySet = KeySet { accepted: &["events", "sources"], planned: &[] };
+pub(crate) const SCHEDULE: KeySet =
+    KeySet { accepted: &["catchup", "cron", "inputs", "jitter", "timezone"], planned: &[] };
 pub(crate) const INPUT: KeySet = KeySet {
     accepted: &["default", "description", "max", "min", "pattern", "required", "type", "values"],
     planned: &[],
@@ -122,6 +143,7 @@ pub(crate) const STEP: KeySet = KeySet {
         "check",
         "continue_on_error",
         "drift_exit_code",
+        "emit",
         "env",
         "hooks",
         "id",
@@ -138,7 +160,7 @@ pub(crate) const STEP: KeySet = KeySet {
         "with",
         "working_directory",
     ],
-    planned: &["approval", "cache", "emit", "secrets"],
+    planned: &["approval", "cache", "secrets"],
 };
 /// What may stand beside `use`.
 pub(crate) const OF_USE: [&str; 6] = ["env", "id", "if", "name", "use", "with"];
@@ -148,6 +170,8 @@ pub(crate) const PARALLEL: KeySet = KeySet { accepted: &["fail_fast", "max_paral
 pub(crate) const STEP_RETRY: KeySet =
     KeySet { accepted: &["attempts", "backoff", "delay", "max_delay", "on_exit"], planned: &[] };
 pub(crate) const WAIT_FOR: KeySet = KeySet { accepted: &["interval", "run", "timeout", "url"], planned: &[] };
+pub(crate) const EMIT: KeySet = KeySet { accepted: &["event", "payload", "target"], planned: &[] };
+pub(crate) const EMIT_TARGET: KeySet = KeySet { accepted: &["repos"], planned: &[] };
 pub(crate) const STEP_HOOKS: KeySet = KeySet { accepted: &["cleanup", "on_cancel"], planned: &[] };
 pub(crate) const JOB_HOOKS: KeySet = KeySet {
     accepted: &["after_step", "before_step", "cleanup", "on_cancel", "on_failure", "on_success"],
@@ -260,6 +284,20 @@ mod tests {
             TAG,
             MANUAL,
             HOOK,
+            COMMENT,
+            REVIEW,
+            TYPES,
+            REFS,
+            FORK,
+            STATUS,
+            WORKFLOW_RUN,
+            WEBHOOK,
+            DISPATCH,
+            EVENT,
+            WORKFLOW_COMPLETE,
+            JOB_COMPLETE,
+            LIFECYCLE,
+            SCHEDULE,
             INPUT,
             JOB,
             NEED,
@@ -272,6 +310,8 @@ mod tests {
             SHELL,
             STEP,
             PARALLEL,
+            EMIT,
+            EMIT_TARGET,
             STEP_RETRY,
             WAIT_FOR,
             STEP_HOOKS,

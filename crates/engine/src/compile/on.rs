@@ -1,47 +1,31 @@
 //! `on`: what starts a workflow.
 
+mod bus;
+mod forge;
+mod inputs;
+
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
 use crate::condition::{Condition, MAX_CONDITIONS};
-use crate::inputs::check_declaration;
-use crate::lock::{Conditions, Input, InputType, Patterns, Trigger};
+use crate::lock::{Conditions, Patterns, Trigger};
 use crate::pattern::{MAX_PATTERNS, Pattern, order_warnings};
 use crate::yaml::{Core, Data, Node};
 
 use super::keys::{self, KeySet};
-use super::walk::Walk;
+use super::walk::{Fields, Walk};
 
-/// Most inputs of one trigger.
-const MAX_INPUTS: usize = 100;
 /// Most alternatives of one workflow.
 const MAX_TRIGGERS: usize = 64;
-/// Actions of pull requests (GitHub, webhook events and payloads, `pull_request`).
-const PULL_REQUEST_TYPES: [&str; 21] = [
-    "assigned",
-    "auto_merge_disabled",
-    "auto_merge_enabled",
-    "closed",
-    "converted_to_draft",
-    "demilestoned",
-    "dequeued",
-    "edited",
-    "enqueued",
-    "labeled",
-    "locked",
-    "milestoned",
-    "opened",
-    "ready_for_review",
-    "reopened",
-    "review_request_removed",
-    "review_requested",
-    "synchronize",
-    "unassigned",
-    "unlabeled",
-    "unlocked",
+/// Events that say nothing without one of their keys, with that key and how to give it.
+const INCOMPLETE: [(&str, &str, &str); 5] = [
+    ("event", "name", "write `on: { event: { name: NAME } }`"),
+    ("hook", "source", "write `on: { hook: { source: NAME } }`"),
+    ("lifecycle", "events", "write `on: { lifecycle: { events: [job_failed] } }`"),
+    ("schedule", "cron", "write `on: { schedule: { cron: \"0 3 * * *\" } }`"),
+    ("webhook", "events", "write `on: { webhook: { events: [check_run] } }`"),
 ];
-const DEFAULT_PULL_REQUEST_TYPES: [&str; 3] = ["opened", "synchronize", "reopened"];
 
 impl Walk<'_> {
     /// The triggers in file order: a word, a list of words, or a map of filters.
@@ -72,14 +56,14 @@ impl Walk<'_> {
     /// `on: push`.
     fn short(&mut self, node: &Node, triggers: &mut Vec<Trigger>) {
         let Some(name) = self.fixed(node, "an event") else { return };
-        match name {
-            "push" | "pull_request" | "tag" | "manual" => {
+        let incomplete = INCOMPLETE.iter().find(|(event, ..)| *event == name);
+        match (name, incomplete) {
+            (_, Some((_, key, help))) => {
+                self.fault("K0101", node.span, format!("`{name}` needs `{key}`")).help(*help);
+            }
+            _ if keys::ON.accepted.contains(&name) => {
                 let nothing = Node { span: node.span, data: Data::Map(Vec::new()) };
                 triggers.extend(self.trigger(name, &nothing));
-            }
-            "hook" => {
-                self.fault("K0101", node.span, "`hook` needs a `source`")
-                    .help("write `on: { hook: { source: NAME } }`");
             }
             _ if keys::ON.planned.contains(&name) => {
                 self.fault("K0108", node.span, format!("event `{name}` is not supported yet"));
@@ -120,14 +104,20 @@ impl Walk<'_> {
             }),
             "pull_request" => Some(Trigger::Pr {
                 branches: self.filter(node, &keys::PULL_REQUEST, name, "branches")?,
-                actions: self.pull_request_types(node),
+                actions: self.words(node, "types", &forge::PULL_REQUEST_TYPES, &forge::DEFAULT_PULL_REQUEST_TYPES),
                 source_branches: self.again(node, "source_branches"),
                 paths: self.again(node, "paths"),
                 repos: Patterns::new(),
             }),
             "tag" => Some(Trigger::Tag { tags: self.filter(node, &keys::TAG, name, "tags")?, repos: Patterns::new() }),
             "manual" => self.manual(node),
-            _ => self.hook(node),
+            "hook" => self.hook(node),
+            "event" => self.event(node),
+            "workflow_complete" => self.workflow_complete(node),
+            "job_complete" => self.job_complete(node),
+            "lifecycle" => self.lifecycle(node),
+            "schedule" => self.schedule(node),
+            _ => self.forge_trigger(name, node),
         }
     }
 
@@ -144,7 +134,7 @@ impl Walk<'_> {
         self.within(key, |walk| walk.patterns(&entry.value))
     }
 
-    fn patterns(&mut self, node: &Node) -> Patterns {
+    pub(super) fn patterns(&mut self, node: &Node) -> Patterns {
         let items = self.one_or_list(node, "a pattern").unwrap_or_default();
         if !self.bounded(items.len(), MAX_PATTERNS, "patterns", node.span) {
             return Patterns::new();
@@ -168,37 +158,51 @@ impl Walk<'_> {
         patterns
     }
 
-    fn pull_request_types(&mut self, node: &Node) -> Vec<String> {
-        let defaults = || DEFAULT_PULL_REQUEST_TYPES.iter().map(|action| (*action).to_owned()).collect();
+    /// A list of words of a map whose keys are checked; `default` where it is absent or empty.
+    fn words(&mut self, node: &Node, key: &str, known: &[&str], default: &[&str]) -> Vec<String> {
+        let defaults = || default.iter().map(|word| (*word).to_owned()).collect();
         let Data::Map(entries) = &node.data else { return defaults() };
-        let Some(entry) = entries.iter().find(|entry| entry.key == "types") else { return defaults() };
-        self.within("types", |walk| {
-            let items = walk.one_or_list(&entry.value, "an action").unwrap_or_default();
+        let Some(entry) = entries.iter().find(|entry| entry.key == key) else { return defaults() };
+        self.within(key, |walk| {
+            let items = walk.one_or_list(&entry.value, "a word").unwrap_or_default();
             if items.is_empty() {
                 return defaults();
             }
-            items.iter().filter_map(|item| walk.word(item, &PULL_REQUEST_TYPES)).map(str::to_owned).collect()
+            items.iter().filter_map(|item| walk.word(item, known)).map(str::to_owned).collect()
         })
+    }
+
+    /// A list of free names of a map whose keys are checked.
+    fn names(&mut self, fields: Fields<'_>, key: &str, what: &str) -> Vec<String> {
+        let Some(entry) = fields.get(key) else { return Vec::new() };
+        self.within(key, |walk| {
+            let items = walk.one_or_list(&entry.value, what).unwrap_or_default();
+            if !walk.bounded(items.len(), MAX_PATTERNS, "names", entry.value.span) {
+                return Vec::new();
+            }
+            items.iter().filter_map(|item| walk.fixed(item, what)).map(str::to_owned).collect()
+        })
+    }
+
+    /// A key without which the trigger says nothing.
+    fn lacks(&mut self, node: &Node, trigger: &str, key: &str, what: &str) {
+        self.fault("K0101", node.span, format!("`on.{trigger}` has no `{key}`")).expected([what]);
+    }
+
+    fn match_and_not(&mut self, fields: Fields<'_>) -> (Conditions, Conditions) {
+        let mut conditions = |key: &str| match fields.get(key) {
+            Some(entry) => self.within(key, |walk| walk.conditions(&entry.value)),
+            None => Conditions::new(),
+        };
+        (conditions("match"), conditions("not"))
     }
 
     fn hook(&mut self, node: &Node) -> Option<Trigger> {
         let fields = self.fields(node, &keys::HOOK, "`on.hook`")?;
-        let mut events = Vec::new();
-        if let Some(entry) = fields.get("events") {
-            self.within("events", |walk| {
-                for item in walk.one_or_list(&entry.value, "an event").unwrap_or_default() {
-                    events.extend(walk.fixed(item, "an event").map(str::to_owned));
-                }
-            });
-        }
-        let conditions = |walk: &mut Self, key: &str| match fields.get(key) {
-            Some(entry) => walk.within(key, |walk| walk.conditions(&entry.value)),
-            None => Conditions::new(),
-        };
-        let (r#match, not) = (conditions(self, "match"), conditions(self, "not"));
+        let events = self.names(fields, "events", "an event");
+        let (r#match, not) = self.match_and_not(fields);
         let Some(entry) = fields.get("source") else {
-            self.fault("K0101", node.span, "`on.hook` has no `source`")
-                .expected(["`source`, the name of a generic source"]);
+            self.lacks(node, "hook", "source", "`source`, the name of a generic source");
             return None;
         };
         let source = self.within("source", |walk| walk.fixed(&entry.value, "the name of a source"))?.to_owned();
@@ -254,87 +258,5 @@ impl Walk<'_> {
             None => BTreeMap::new(),
         };
         Some(Trigger::Dispatch { types: Vec::new(), manual: true, inputs })
-    }
-
-    /// Inputs that are declared, by name.
-    pub(super) fn declared(&mut self, node: &Node) -> BTreeMap<String, Input> {
-        let mut inputs = BTreeMap::new();
-        let entries = self.map(node).unwrap_or_default();
-        if !self.bounded(entries.len(), MAX_INPUTS, "inputs", node.span) {
-            return inputs;
-        }
-        for entry in entries {
-            self.within(&entry.key, |walk| {
-                if !super::is_variable(&entry.key) {
-                    walk.fault("K0206", entry.span, format!("`{}` is not a name for an input", entry.key))
-                        .expected(["letters, digits and `_`, not starting with a digit"]);
-                }
-                if let Some(input) = walk.input(&entry.key, &entry.value) {
-                    inputs.insert(entry.key.clone(), input);
-                }
-            });
-        }
-        inputs
-    }
-
-    fn input(&mut self, name: &str, node: &Node) -> Option<Input> {
-        let nothing = Node { span: node.span, data: Data::Map(Vec::new()) };
-        let node = if node.is_null() { &nothing } else { node };
-        let fields = self.fields(node, &keys::INPUT, &format!("input `{name}`"))?;
-        let before = self.found;
-        let r#type = match fields.get("type") {
-            Some(entry) => self.within("type", |walk| walk.input_type(&entry.value)),
-            None => Some(InputType::String),
-        };
-        let field = |walk: &mut Self, key: &str| {
-            fields.get(key).and_then(|entry| walk.within(key, |walk| walk.scalar(&entry.value)))
-        };
-        let default = field(self, "default");
-        let (min, max) = (field(self, "min"), field(self, "max"));
-        let pattern = field(self, "pattern").and_then(|json| json.as_str().map(str::to_owned));
-        let description = field(self, "description").and_then(|json| json.as_str().map(str::to_owned));
-        let values = match fields.get("values") {
-            Some(entry) => self.within("values", |walk| {
-                let items = walk.list(&entry.value, "values").unwrap_or_default();
-                items.iter().filter_map(|item| walk.scalar(item)).collect()
-            }),
-            None => Vec::new(),
-        };
-        let required = match fields.get("required") {
-            Some(entry) => self.within("required", |walk| walk.bool(&entry.value)).unwrap_or_default(),
-            None => default.is_none(),
-        };
-        for (key, bound) in [("min", &min), ("max", &max)] {
-            if let (Some(bound), Some(entry)) = (bound, fields.get(key))
-                && !bound.is_number()
-            {
-                self.within(key, |walk| {
-                    walk.mismatch("K0202", &entry.value, "a number");
-                });
-            }
-        }
-        if self.found > before {
-            return None;
-        }
-        let number = |json: Option<Json>| json.as_ref().and_then(Json::as_f64);
-        let (min, max) = (number(min), number(max));
-        let input = Input { r#type: r#type?, required, default, values, min, max, pattern, description };
-        if let Err(error) = check_declaration(name, &input) {
-            self.fault("K0505", node.span, error.to_string());
-            return None;
-        }
-        Some(input)
-    }
-
-    fn input_type(&mut self, node: &Node) -> Option<InputType> {
-        let words = ["string", "number", "integer", "boolean", "enum", "literal"];
-        Some(match self.word(node, &words)? {
-            "string" => InputType::String,
-            "number" => InputType::Number,
-            "integer" => InputType::Integer,
-            "boolean" => InputType::Boolean,
-            "enum" => InputType::Enum,
-            _ => InputType::Literal,
-        })
     }
 }

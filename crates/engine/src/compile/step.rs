@@ -55,7 +55,7 @@ pub(super) struct Steps {
 }
 
 /// What a step may be; exactly one.
-const ACTIONS: [&str; 4] = ["check", "parallel", "run", "wait_for"];
+const ACTIONS: [&str; 5] = ["check", "emit", "parallel", "run", "wait_for"];
 /// Keys that only make sense beside `check`.
 const OF_CHECK: [&str; 3] = ["apply", "drift_exit_code", "when_in_sync"];
 
@@ -291,6 +291,7 @@ impl Walk<'_> {
         let action = match first.key.as_str() {
             "check" => self.check(fields, first, owner),
             "wait_for" => self.wait_for(fields, first, owner, before, around),
+            "emit" => self.emit(fields, first, owner, before, around),
             _ => self.within("run", |walk| walk.script(&first.value, "run")).map(Action::Run),
         };
         (true, action)
@@ -301,11 +302,12 @@ impl Walk<'_> {
         for entry in &lone {
             self.without_check(entry, owner);
         }
-        if lone.is_empty() && !has_planned_action(node) {
+        if lone.is_empty() && !means_run(node) {
             self.fault("K0101", node.span, format!("{owner} has no `run`")).expected([
                 "`run`, a script",
                 "`check` and `apply`",
                 "`wait_for`",
+                "`emit`",
                 "`parallel`",
                 "`use`",
             ]);
@@ -363,9 +365,8 @@ fn flat_count(items: &[Node]) -> usize {
     items.iter().map(of).sum()
 }
 
-/// Whether the step does something that is refused anyway: then a missing `run` is no further fault.
-fn has_planned_action(node: &Node) -> bool {
-    const PLANNED: [&str; 1] = ["emit"];
+/// Whether the step has a word that was meant as `run`, which is reported: then a missing `run` is no further fault.
+fn means_run(node: &Node) -> bool {
     let Data::Map(entries) = &node.data else { return false };
-    entries.iter().any(|entry| PLANNED.contains(&entry.key.as_str()) || keys::STEP.suggest(&entry.key) == Some("run"))
+    entries.iter().any(|entry| keys::STEP.suggest(&entry.key) == Some("run"))
 }

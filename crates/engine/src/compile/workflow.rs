@@ -41,6 +41,9 @@ impl Walk<'_> {
                 Vec::new()
             }
         };
+        if let Some(entry) = fields.get("on") {
+            self.within("on", |walk| walk.scheduled_inputs(&entry.value, &triggers));
+        }
         let inputs = declared_inputs(&triggers);
         let run_name = self.dispatch_text(fields, "run_name", &inputs);
         let condition = fields.get("if").and_then(|entry| {
@@ -263,8 +266,10 @@ fn first_line(node: &Node) -> Span {
 fn declared_inputs(triggers: &[Trigger]) -> Inputs {
     let mut names: Inputs = Vec::new();
     for trigger in triggers {
-        if let Trigger::Dispatch { inputs, .. } = trigger {
-            names.extend(inputs.keys().cloned());
+        match trigger {
+            Trigger::Dispatch { inputs, .. } => names.extend(inputs.keys().cloned()),
+            Trigger::Schedule { inputs, .. } => names.extend(inputs.keys().cloned()),
+            _ => {}
         }
     }
     names

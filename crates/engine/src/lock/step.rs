@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use super::{Conditions, Input, Shell, SourceRef, Value};
 
@@ -91,11 +92,12 @@ impl Step {
     }
 
     fn own_values(&self) -> impl Iterator<Item = &Value> {
-        let url = match &self.action {
+        let own = match &self.action {
             Action::WaitFor(WaitFor { probe: Probe::Url(url), .. }) => Some(url),
+            Action::Emit(emit) => Some(&emit.event),
             _ => None,
         };
-        self.name.iter().chain(&self.working_directory).chain(self.env.values()).chain(url)
+        self.name.iter().chain(&self.working_directory).chain(self.env.values()).chain(own)
     }
 }
 
@@ -109,6 +111,8 @@ pub enum Action {
     Check(Check),
     /// Waits until something is there.
     WaitFor(WaitFor),
+    /// Emits an event on the internal bus.
+    Emit(Emit),
 }
 
 /// `check` and `apply`.
@@ -136,6 +140,36 @@ pub struct WaitFor {
     pub interval_ms: u64,
     /// How long it is waited in all, in milliseconds.
     pub timeout_ms: u64,
+}
+
+/// `emit`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Emit {
+    /// Name of the event.
+    pub event: Value,
+    /// Its document. Texts in it are templates; one that is a single expression stands for its value.
+    pub payload: Json,
+    /// Patterns of the repositories it is for; empty is all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub target_repos: Vec<String>,
+}
+
+impl Emit {
+    /// The texts of the document that hold expressions.
+    pub fn templates(&self) -> Vec<&str> {
+        let mut found = Vec::new();
+        templates(&self.payload, &mut found);
+        found
+    }
+}
+
+fn templates<'a>(json: &'a Json, found: &mut Vec<&'a str>) {
+    match json {
+        Json::String(text) if text.contains("${{") => found.push(text),
+        Json::Array(items) => items.iter().for_each(|item| templates(item, found)),
+        Json::Object(fields) => fields.values().for_each(|field| templates(field, found)),
+        _ => {}
+    }
 }
 
 /// What `wait_for` asks.

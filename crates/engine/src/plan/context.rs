@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::{Needs, Scope};
 use crate::concurrency::{MAX_GROUP_CHARS, SlotAsk};
 use crate::expr::{Context, Expr, ExprError, Functions, Part, Template};
-use crate::lock::{Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
+use crate::lock::{Action, Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
 
 /// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
 /// What the event lacks is the empty text, never an unknown name; within `event` it is absent, for `has()`.
@@ -23,7 +23,7 @@ pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Need
     let text = |value: Option<&str>| Json::from(value.unwrap_or_default());
     Context::new()
         .with("event", shown)
-        .with("repo", text(event.repo.as_deref()))
+        .with("repo", scope.run.repo)
         .with("ref", text(event.git_ref.as_deref()))
         .with("sha", text(event.sha.as_deref()))
         .with("branch", text(event.branch()))
@@ -107,6 +107,10 @@ fn agent_wants(job: &Job) -> bool {
             .steps
             .iter()
             .any(|step| step.condition.iter().any(|text| expr_wants(text)) || step.values().any(value_wants))
+        || job.steps.iter().any(|step| match &step.action {
+            Action::Emit(emit) => emit.templates().into_iter().any(template_wants),
+            _ => false,
+        })
 }
 
 fn value_wants(value: &Value) -> bool {

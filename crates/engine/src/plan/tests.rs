@@ -63,8 +63,8 @@ fn workflow(extra: serde_json::Value, jobs: &[serde_json::Value]) -> Workflow {
     serde_json::from_value(workflow).unwrap()
 }
 
-fn run() -> RunInfo {
-    RunInfo { id: RunId::from_uuid(Uuid::from_u128(7)), attempt: 2 }
+fn run() -> RunInfo<'static> {
+    RunInfo { id: RunId::from_uuid(Uuid::from_u128(7)), repo: "acme/app", attempt: 2 }
 }
 
 fn plan(workflow: &Workflow) -> RunPlan {

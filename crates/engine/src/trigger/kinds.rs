@@ -2,6 +2,7 @@
 
 use super::checks::{Checked, Checks, Stop};
 use crate::condition;
+use crate::cron::Cron;
 use crate::event::EventKind;
 use crate::inputs;
 use crate::lock::Trigger;
@@ -247,6 +248,9 @@ pub fn validate(trigger: &Trigger) -> Result<(), TriggerError> {
         Trigger::KiciEvent { r#match, not, .. } | Trigger::GenericWebhook { r#match, not, .. } => {
             condition::compile_all(r#match).map_err(|error| fail("match", error.to_string()))?;
             condition::compile_all(not).map_err(|error| fail("not", error.to_string()))?;
+        }
+        Trigger::Schedule { cron, timezone, .. } => {
+            Cron::parse(cron, timezone).map_err(|error| fail("cron", error.to_string()))?;
         }
         Trigger::Dispatch { inputs, .. } => {
             for (name, input) in inputs {

@@ -8,13 +8,15 @@ use kici_engine::ids::SourceId;
 use kici_engine::time::Clock;
 use kici_events::ports::{Repositories, Unseal};
 use kici_events::{
-    Admission, AdmissionConfig, Call, Inbox, OpenSource, Planner, PlannerConfig, Route, RunsCreated, SourceBook, Work,
-    Worker, WorkerConfig,
+    Admission, AdmissionConfig, Call, EventWorker, EventWorkerConfig, Inbox, OpenSource, Planner, PlannerConfig, Route,
+    RunsCreated, SourceBook, Work, Worker, WorkerConfig,
 };
 use kici_forge::testing::{FakeGithub, FakeRepo, PRIVATE_KEY};
 use kici_forge::verify::sign;
 use kici_forge::{Forge, ForgeError, Forges, Headers, Source, SourceSecrets};
-use kici_store::model::{Activate, Activation, Delivery, NewSource, Processed, QueueEntry, ReadyJob, SourceKind};
+use kici_store::model::{
+    Activate, Activation, Delivery, NewSource, Page, Processed, QueueEntry, ReadyJob, Registration, Run, SourceKind,
+};
 use kici_store::testing::{TestIds, TestStore, instance};
 use secrecy::SecretString;
 use serde_json::{Value as Json, json};
@@ -67,11 +69,22 @@ pub fn activate() -> Arc<dyn Activate> {
     Arc::new(Queue)
 }
 
+/// Hears of runs and does nothing.
+pub struct Created(pub Arc<dyn Activate>);
+
+impl RunsCreated for Created {
+    fn activate(&self) -> Arc<dyn Activate> {
+        self.0.clone()
+    }
+
+    fn created(&self, _: &Processed, _: &str) {}
+}
+
 pub struct World {
     pub test: TestStore,
     pub github: FakeGithub,
     pub sources: SourceBook,
-    pub planner: Planner,
+    pub planner: Arc<Planner>,
     pub inbox: Arc<Inbox>,
     pub work: mpsc::Receiver<(Work, Arc<OpenSource>)>,
 }
@@ -95,6 +108,7 @@ impl World {
             max_fanout_hosts: 1024,
         };
         let planner = Planner::new(test.store.clone(), sources.clone(), clock.clone(), Arc::new(TestIds), config);
+        let planner = Arc::new(planner);
         let (sender, work) = mpsc::channel(100);
         let admission = Arc::new(Admission::new(AdmissionConfig {
             max_in_flight: turns,
@@ -110,12 +124,17 @@ impl World {
 
     /// A source named `gh` for the App 7.
     pub async fn github_source(&self, key: Option<&str>) {
+        self.app_source("gh", 7, key).await;
+    }
+
+    /// A source for an App.
+    pub async fn app_source(&self, name: &str, app: u64, key: Option<&str>) {
         let secrets = SourceSecrets {
             webhook: vec![SecretString::from(SECRET)],
             private_key: key.map(|key| SecretString::from(key.to_owned())),
         };
-        let config = json!({"app_id": 7, "base_url": self.github.base_url()});
-        self.source("gh", SourceKind::Github, "github:7".to_owned(), config, Some(secrets)).await;
+        let config = json!({"app_id": app, "base_url": self.github.base_url()});
+        self.source(name, SourceKind::Github, format!("github:{app}"), config, Some(secrets)).await;
     }
 
     pub async fn generic_source(&self, name: &str, id: SourceId) {
@@ -148,18 +167,75 @@ impl World {
         self.test.store.source_create(new).await.unwrap();
     }
 
-    /// A repository `acme/app` of the fake with these files at [`SHA`], the head of `main`.
-    pub fn repository(&self, files: &[(&str, &str)]) {
+    /// A repository `acme/app` of the fake with these files at [`SHA`], the head of `main`. Called again it is a new commit;
+    /// returns which.
+    pub fn repository(&self, files: &[(&str, &str)]) -> String {
+        self.repository_of("acme/app", files)
+    }
+
+    /// Likewise another repository.
+    pub fn repository_of(&self, name: &str, files: &[(&str, &str)]) -> String {
         let files: BTreeMap<String, Vec<u8>> =
             files.iter().map(|(path, text)| ((*path).to_owned(), text.as_bytes().to_vec())).collect();
-        let repo = FakeRepo {
+        let mut state = self.github.state();
+        let repo = state.repos.entry(name.to_owned()).or_insert_with(|| FakeRepo {
             installation: Some(1),
             default_branch: "main".to_owned(),
-            branches: [("main".to_owned(), SHA.to_owned())].into(),
-            commits: [(SHA.to_owned(), files)].into(),
             ..FakeRepo::default()
+        });
+        let sha = match repo.commits.len() {
+            0 => SHA.to_owned(),
+            earlier => format!("{earlier:040x}"),
         };
-        self.github.state().repos.insert("acme/app".to_owned(), repo);
+        repo.branches.insert("main".to_owned(), sha.clone());
+        repo.commits.insert(sha.clone(), files);
+        sha
+    }
+
+    /// Registers the workflows of a repository's default branch.
+    pub async fn register(&self, source: &str, repo: &str) -> Vec<Registration> {
+        let stored = self.test.store.source_get("default".to_owned(), source.to_owned()).await.unwrap().unwrap();
+        let open = self.sources.open(&stored).unwrap();
+        self.planner.register_default_branch(&open, repo).await.unwrap();
+        let scope = Some(stored.routing_key);
+        let mut all = self.test.store.registration_list("default".to_owned(), scope, None).await.unwrap();
+        all.retain(|one| one.repo == repo);
+        all
+    }
+
+    /// Delivers events of the bus, as long as some are due. Returns how many attempts that were.
+    pub async fn deliver(&self, worker: &EventWorker) -> usize {
+        let mut attempts = 0;
+        loop {
+            let mut claimed = self.test.store.event_claim(1, Duration::from_secs(60)).await.unwrap();
+            let Some(event) = claimed.pop() else { return attempts };
+            worker.attempt(event).await;
+            attempts += 1;
+        }
+    }
+
+    /// A worker of the bus that lives as long as it is asked to do something.
+    pub fn event_worker(&self) -> Arc<EventWorker> {
+        self.event_worker_with(Arc::new(Created(activate())))
+    }
+
+    pub fn event_worker_with(&self, created: Arc<dyn RunsCreated>) -> Arc<EventWorker> {
+        let config = EventWorkerConfig {
+            lease: Duration::from_secs(60),
+            max_attempts: 5,
+            retry_base: Duration::from_secs(5),
+            retry_max: Duration::from_secs(300),
+            scan: Duration::from_secs(5),
+        };
+        EventWorker::new(self.test.store.clone(), self.planner.clone(), self.test.clock.clone(), created, config)
+    }
+
+    /// All runs, oldest first.
+    pub async fn runs(&self) -> Vec<Run> {
+        let page = Page { limit: 200, after: None };
+        let mut runs = self.test.store.run_list(Default::default(), page).await.unwrap().items;
+        runs.reverse();
+        runs
     }
 
     /// Takes the next accepted delivery, decides and writes it.
@@ -196,7 +272,7 @@ pub fn work(world: World, stop: &CancellationToken, tasks: &TaskTracker) -> mpsc
         overflow_age: Duration::from_secs(900),
     };
     let clock: Arc<dyn Clock> = test.clock.clone();
-    let worker = Worker::new(test.store.clone(), sources, Arc::new(planner), clock, Arc::new(Told(told)), config);
+    let worker = Worker::new(test.store.clone(), sources, planner, clock, Arc::new(Told(told)), config);
     let (running, stop) = (tasks.clone(), stop.clone());
     tasks.spawn(async move {
         worker.run(work, stop, running).await;

@@ -26,7 +26,7 @@ fn hooks<'a>(hooks: impl IntoIterator<Item = &'a Step>) -> Duration {
 fn limit(step: &Step) -> Duration {
     let named = match &step.action {
         Action::WaitFor(wait) => Some(wait.timeout_ms),
-        Action::Run(_) | Action::Check(_) => step.timeout_ms,
+        Action::Run(_) | Action::Check(_) | Action::Emit(_) => step.timeout_ms,
     };
     named.map_or(AFTER_CANCEL_LIMIT, Duration::from_millis).min(AFTER_CANCEL_LIMIT) + TIMEOUT_GRACE
 }

@@ -160,6 +160,7 @@ impl Agent {
             outbox: self.postings.clone(),
             stop: stop.subscribe(),
             grant: grant.subscribe(),
+            sessions: self.sessions.subscribe(),
             agent: json!({
                 "os": std::env::consts::OS,
                 "arch": std::env::consts::ARCH,

@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep_until};
 pub use board::{Board, Entry};
 
 use crate::mask::Masker;
-use crate::ports::{Reporter, StepReport};
+use crate::ports::{Emission, Emitted, Reporter, StepReport};
 use crate::spool::{Limits, Next, Spool};
 use crate::steps::environment::{HOST_VARIABLES, Variables, job_facing};
 use crate::steps::{self, Outcome};
@@ -138,7 +138,8 @@ pub async fn run(
     screen: &dyn Screen,
     stop: &watch::Receiver<Stop>,
 ) -> Result<Summary, LocalError> {
-    let scope = Scope { workflow, event, run: RunInfo { id: RunId::mint(&*settings.ids), attempt: 1 } };
+    let repo = event.repo.as_deref().unwrap_or_default();
+    let scope = Scope { workflow, event, run: RunInfo { id: RunId::mint(&*settings.ids), repo, attempt: 1 } };
     let plan = match plan::plan_run(scope, &plan::Fleet::default())? {
         Planned::Run(plan) => plan,
         Planned::Declined { reason } => return Err(LocalError::Declined { workflow: workflow.name.clone(), reason }),
@@ -347,6 +348,10 @@ impl Reporter for Show<'_> {
         // The log of a step stands before its result; a disk that fails here fails the run in `follow`.
         let _ = self.drain();
         self.screen.step(self.job, &report);
+    }
+
+    async fn emit(&self, _emission: Emission) -> Emitted {
+        Emitted::Nowhere("this run is local, only an orchestrator delivers events")
     }
 
     fn tree(&self, _keeper: ProcessId) {}

@@ -3,6 +3,7 @@
 mod check;
 mod command;
 mod composite;
+mod emit;
 pub mod environment;
 pub mod exec;
 pub mod files;
@@ -361,6 +362,8 @@ fn describe(status: std::process::ExitStatus) -> String {
 
 #[cfg(test)]
 mod composite_tests;
+#[cfg(test)]
+mod emit_tests;
 #[cfg(test)]
 mod language_tests;
 #[cfg(test)]

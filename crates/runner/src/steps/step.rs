@@ -163,7 +163,7 @@ impl Run<'_> {
                 limit,
                 after_stop: self.stopping,
             };
-            let went = self.act(&attempt, &mut log, trees, reporter, stop).await?;
+            let went = self.act(index, &attempt, &mut log, trees, reporter, stop).await?;
             let pause = match &step.retry {
                 // Once the job is on its way out, one attempt has to do: nobody waits for more.
                 Some(retry) if went.may_retry() && !self.stopping => retry.pause(report.attempt, went.exit_code),
@@ -199,6 +199,7 @@ impl Run<'_> {
 
     async fn act(
         &self,
+        index: usize,
         attempt: &Attempt<'_>,
         log: &mut StepLog,
         trees: &mut Vec<Tree>,
@@ -209,6 +210,7 @@ impl Run<'_> {
             Action::Run(script) => self.script(attempt, "", script, None, log, trees, reporter, stop).await,
             Action::Check(check) => self.check(attempt, check, log, trees, reporter, stop).await,
             Action::WaitFor(wait) => self.wait_for(attempt, wait, log, trees, reporter, stop).await,
+            Action::Emit(emit) => self.emit(index, attempt, emit, log, reporter, stop).await,
         }
     }
 
@@ -329,6 +331,7 @@ pub(super) fn plain_name(step: &Step) -> String {
             Probe::Run(script) => ("wait for ", script.clone()),
             Probe::Url(url) => ("wait for ", text(url)),
         },
+        Action::Emit(emit) => ("emit ", text(&emit.event)),
     };
     let line = script.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     before.chars().chain(line.chars()).take(NAME_CHARS).collect()

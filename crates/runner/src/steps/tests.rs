@@ -10,21 +10,32 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::key::step_key;
-use crate::ports::StepReport;
+use crate::ports::{Emission, Emitted, StepReport};
 use crate::spool::{Limits, Next};
 
 #[derive(Default)]
 pub(super) struct Heard {
     pub(super) reports: Mutex<Vec<StepReport>>,
     pub(super) trees: Mutex<Vec<ProcessId>>,
+    pub(super) emissions: Mutex<Vec<Emission>>,
+    /// What becomes of events; without it nothing ever does.
+    pub(super) emitted: Option<Emitted>,
     /// Told `Stop` when a step starts.
-    on_running: Option<(watch::Sender<Stop>, Stop)>,
+    pub(super) on_running: Option<(watch::Sender<Stop>, Stop)>,
 }
 
 #[async_trait]
 impl Reporter for Heard {
     async fn step(&self, report: StepReport) {
         self.reports.lock().expect("lock").push(report);
+    }
+
+    async fn emit(&self, emission: Emission) -> Emitted {
+        self.emissions.lock().expect("lock").push(emission);
+        match &self.emitted {
+            Some(emitted) => emitted.clone(),
+            None => std::future::pending().await,
+        }
     }
 
     fn tree(&self, keeper: ProcessId) {

@@ -299,6 +299,10 @@ impl AgentGateway for Service {
     async fn cancel_reboot(&self, _: Request<CancelRebootRequest>) -> Result<Response<CancelRebootResponse>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
+
+    async fn emit_event(&self, _: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
 }
 
 impl Shared {

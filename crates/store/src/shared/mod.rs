@@ -4,7 +4,9 @@ use super::backend;
 
 pub(crate) mod schema;
 
+pub(crate) mod bus;
 pub(crate) mod deliveries;
+pub(crate) mod ends;
 pub(crate) mod fleet;
 pub(crate) mod kept;
 pub(crate) mod meta;
@@ -16,8 +18,10 @@ pub(crate) mod roster;
 mod rows;
 pub(crate) mod run_lists;
 pub(crate) mod runs;
+pub(crate) mod schedules;
 pub(crate) mod settle;
 pub(crate) mod slots;
 pub(crate) mod sources;
 pub(crate) mod steps;
 pub(crate) mod tokens;
+pub(crate) mod trust;

@@ -9,6 +9,7 @@ use kici_engine::ids::{AgentId, JobId, RunId};
 use kici_engine::state::{FailureReason, JobEvent, JobStatus, QueueStatus, RunStatus};
 
 use super::backend::Conn;
+use super::ends;
 use super::queue::record_handed;
 use super::rows::{JobRow, NeedRow, RunRow, clean, clean_opt, db_ts, millis_of, word};
 use super::schema::{dispatch_queue, job_needs, jobs, lock_documents, request_keys, runs};
@@ -146,6 +147,7 @@ pub(crate) async fn create(
             .await?;
     }
     slots::leave(conn, ctx, &state).await?;
+    ends::announce(conn, ctx, &state, RunStatus::Pending).await?;
     ctx.wake(Topic::Run(new.id));
     let waits = |id: &&JobId| !placed.iter().any(|(_, job)| job.id == **id);
     let ready = state.enqueued.keys().filter(waits).copied().collect();

@@ -10,6 +10,7 @@ use kici_engine::state::{FailureReason, JobStatus, QueueStatus, StepStatus};
 use sha2::{Digest, Sha256};
 
 use super::backend::Conn;
+use super::ends;
 use super::kept::kept;
 use super::queue::is_open;
 use super::roster;
@@ -107,6 +108,7 @@ pub(crate) async fn settle(
         write_run(conn, &state.run).await?;
     }
     slots::leave(conn, ctx, &state).await?;
+    ends::announce(conn, ctx, &state, was.status).await?;
     ctx.wake(Topic::Run(state.run.id));
     Ok(state.into_effects(was.status))
 }

@@ -1,11 +1,14 @@
 //! Sources and registrations.
 
+use std::collections::BTreeMap;
+
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{RegistrationId, SourceId};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::backend::{Conn, Db};
+use super::ends;
 use super::rows::{clean, ts_opt, word};
 use super::runs::lock_put;
 use super::schema::{registrations, registry_version, sources};
@@ -255,6 +258,13 @@ pub(crate) async fn registration_enable(
 }
 
 pub(crate) async fn registrations_replace(conn: &mut Conn, ctx: &Ctx, set: &RegistrationSet) -> Result<(), StoreError> {
+    let before: Vec<(String, String)> = registrations::table
+        .filter(registrations::org.eq(&set.org))
+        .filter(registrations::routing_key.eq(&set.routing_key))
+        .filter(registrations::repo.eq(&set.repo))
+        .select((registrations::workflow_name, registrations::lock_digest))
+        .load(conn)
+        .await?;
     let names: Vec<&str> = set.workflows.iter().map(|workflow| workflow.name.as_str()).collect();
     diesel::delete(registrations::table)
         .filter(registrations::org.eq(&set.org))
@@ -300,7 +310,28 @@ pub(crate) async fn registrations_replace(conn: &mut Conn, ctx: &Ctx, set: &Regi
             .execute(conn)
             .await?;
     }
-    raise_version(conn).await
+    raise_version(conn).await?;
+    match difference(set, before.into_iter().collect()) {
+        Some(payload) => ends::announce_registrations(conn, ctx, set, payload).await,
+        None => Ok(()),
+    }
+}
+
+/// What a new set changes, as the document of an event; none when it is what was there.
+fn difference(set: &RegistrationSet, mut before: BTreeMap<String, String>) -> Option<Json> {
+    let (mut added, mut changed) = (Vec::new(), Vec::new());
+    for workflow in &set.workflows {
+        match before.remove(&workflow.name) {
+            None => added.push(workflow.name.as_str()),
+            Some(digest) if digest != workflow.lock_digest => changed.push(workflow.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    let removed: Vec<&String> = before.keys().collect();
+    if added.is_empty() && changed.is_empty() && removed.is_empty() {
+        return None;
+    }
+    Some(json!({"repo": set.repo, "sha": set.sha, "added": added, "changed": changed, "removed": removed}))
 }
 
 async fn raise_version(conn: &mut Conn) -> Result<(), StoreError> {

@@ -94,7 +94,8 @@ fn explained(resolved: &Resolved, event: &Event, changed: &ChangedFiles) -> Expl
         one.declined = Some(format!("lock_drift: {drift}"));
         return one;
     }
-    let run = RunInfo { id: RunId::from_uuid(Default::default()), attempt: 1 };
+    let repo = event.repo.as_deref().unwrap_or_default();
+    let run = RunInfo { id: RunId::from_uuid(Default::default()), repo, attempt: 1 };
     match plan::plan_run(Scope { workflow, event, run }, &plan::Fleet::default()) {
         Ok(Planned::Run(plan)) => one.jobs = plan.jobs.into_iter().map(|job| job.name).collect(),
         Ok(Planned::Declined { reason }) => one.declined = Some(reason),

@@ -7,6 +7,7 @@ use http::{HeaderName, HeaderValue, StatusCode, header};
 use kici_engine::ids::DeliveryRowId;
 use serde::{Deserialize, Serialize};
 
+use crate::dto::bus::{DeadLetter, LetterId, LetterRetried};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Discard, DlqCount, Explanation};
 use crate::dto::sources::DeliveryAccepted;
 use crate::page::{Page, PageQuery};
@@ -87,12 +88,12 @@ pub struct NoFilter {}
 
 /// Dead letters, newest first.
 #[utoipa::path(get, path = "/api/v1/admin/event-dlq", tag = "events", params(PageQuery),
-    responses((status = 200, body = Page<DeliveryView>)))]
+    responses((status = 200, body = Page<DeadLetter>)))]
 pub async fn dlq_list(
     State(ports): State<Ports>,
     caller: Caller,
     listing: Listing<NoFilter>,
-) -> Answer<Json<Page<DeliveryView>>> {
+) -> Answer<Json<Page<DeadLetter>>> {
     let slice = ports.events.dlq_list(&caller, listing.page).await?;
     Ok(Json(listing.finish(slice)))
 }
@@ -106,12 +107,12 @@ pub async fn dlq_count(State(ports): State<Ports>, caller: Caller) -> Answer<Jso
 
 /// Tries a dead letter again.
 #[utoipa::path(post, path = "/api/v1/admin/event-dlq/{id}/retry", tag = "events", params(("id" = String, Path)),
-    responses((status = 202, body = DeliveryAccepted)))]
+    responses((status = 202, body = LetterRetried)))]
 pub async fn dlq_retry(
     State(ports): State<Ports>,
     caller: Caller,
-    PathOf(id): PathOf<DeliveryRowId>,
-) -> Answer<(StatusCode, Json<DeliveryAccepted>)> {
+    PathOf(id): PathOf<LetterId>,
+) -> Answer<(StatusCode, Json<LetterRetried>)> {
     Ok((StatusCode::ACCEPTED, Json(ports.events.dlq_retry(&caller, id).await?)))
 }
 
@@ -121,11 +122,11 @@ pub async fn dlq_retry(
 pub async fn dlq_discard(
     State(ports): State<Ports>,
     caller: Caller,
-    PathOf(id): PathOf<DeliveryRowId>,
+    PathOf(id): PathOf<LetterId>,
     Body(request): Body<Discard>,
 ) -> Answer<StatusCode> {
     if request.reason.trim().is_empty() {
-        return Err(Problem::rejected("reason", "must not be empty; say why nobody needs this delivery"));
+        return Err(Problem::rejected("reason", "must not be empty; say why nobody needs it"));
     }
     ports.events.dlq_discard(&caller, id, request.reason.trim()).await?;
     Ok(StatusCode::NO_CONTENT)

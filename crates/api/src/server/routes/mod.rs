@@ -1,6 +1,7 @@
 //! The handlers by resource, and the table of all routes.
 
 pub(super) mod agents;
+pub(super) mod bus;
 pub(super) mod events;
 pub(super) mod hosts;
 pub(super) mod queue;
@@ -18,7 +19,8 @@ use super::{Route, sse};
 /// Every route under `/api/v1`.
 pub fn table() -> Vec<Route> {
     let (get, post, put, delete) = (|| Method::GET, || Method::POST, || Method::PUT, || Method::DELETE);
-    vec![
+    let mut routes = bus_table();
+    routes.extend([
         Route::new(get(), "/api/v1/runs", P::RunRead, A::RunsList, runs::list).scoped(),
         Route::new(post(), "/api/v1/runs", P::RunTrigger, A::RunTrigger, runs::trigger).scoped(),
         Route::new(get(), "/api/v1/runs/{id}", P::RunRead, A::RunDetail, runs::get).on(T::Run).scoped(),
@@ -147,5 +149,54 @@ pub fn table() -> Vec<Route> {
         Route::new(get(), "/api/v1/admin/status", P::ClusterRead, A::Diagnostics, system::status),
         Route::new(get(), "/api/v1/admin/diagnose", P::ClusterRead, A::Diagnostics, system::diagnose),
         Route::new(get(), "/api/v1/admin/access-log", P::AccessLogRead, A::AccessLogList, system::access_log),
+    ]);
+    routes
+}
+
+/// The routes of the internal bus.
+fn bus_table() -> Vec<Route> {
+    let (get, post) = (|| Method::GET, || Method::POST);
+    vec![
+        Route::new(get(), "/api/v1/admin/events", P::EventLogRead, A::EventList, bus::list).scoped(),
+        Route::new(post(), "/api/v1/admin/events/emit", P::EventEmit, A::EventEmit, bus::emit).scoped(),
+        Route::new(get(), "/api/v1/admin/events/{id}", P::EventLogRead, A::EventDetail, bus::get).on(T::Event).scoped(),
+        Route::new(get(), "/api/v1/admin/events/{id}/payload", P::EventLogReadPayload, A::EventPayload, bus::payload)
+            .on(T::Event)
+            .scoped(),
+        Route::new(post(), "/api/v1/admin/events/{id}/redeliver", P::EventLogManage, A::EventRedeliver, bus::redeliver)
+            .on(T::Event)
+            .scoped(),
+        Route::new(get(), "/api/v1/admin/schedules", P::RegistrationRead, A::RegistrationList, bus::schedules).scoped(),
+        Route::new(
+            post(),
+            "/api/v1/admin/schedules/{registration}/trigger",
+            P::ScheduledJobTrigger,
+            A::ScheduleTrigger,
+            bus::trigger_schedule,
+        )
+        .on(T::Registration)
+        .scoped(),
+        Route::new(get(), "/api/v1/admin/registrations", P::RegistrationRead, A::RegistrationList, bus::registrations)
+            .scoped(),
+        Route::new(
+            Method::PATCH,
+            "/api/v1/admin/registrations/{id}",
+            P::RegistrationManage,
+            A::RegistrationUpdate,
+            bus::change_registration,
+        )
+        .on(T::Registration)
+        .scoped(),
+        Route::new(get(), "/api/v1/admin/event-trust", P::OrgSettingsRead, A::EventTrustList, bus::trust),
+        Route::new(post(), "/api/v1/admin/event-trust", P::OrgSettingsManage, A::EventTrustAdd, bus::add_trust),
+        Route::new(post(), "/api/v1/admin/event-trust/test", P::OrgSettingsRead, A::EventTrustList, bus::test_trust),
+        Route::new(
+            Method::DELETE,
+            "/api/v1/admin/event-trust/{id}",
+            P::OrgSettingsManage,
+            A::EventTrustRemove,
+            bus::remove_trust,
+        )
+        .on(T::OrgSettings),
     ]
 }

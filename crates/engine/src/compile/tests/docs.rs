@@ -23,7 +23,7 @@ fn examples_compile() {
         only(&source);
         whole += 1;
     }
-    assert_eq!(whole, 6);
+    assert_eq!(whole, 8);
 }
 
 #[test]
@@ -31,7 +31,9 @@ fn every_key_is_documented() {
     let sets = [&keys::WORKFLOW, &keys::ON, &keys::PUSH, &keys::PULL_REQUEST, &keys::TAG, &keys::MANUAL, &keys::HOOK];
     let more =
         [&keys::INPUT, &keys::JOB, &keys::STEP, &keys::PARALLEL, &keys::STEP_RETRY, &keys::WAIT_FOR, &keys::JOB_HOOKS];
-    let more = more.into_iter().chain([&keys::INIT, &keys::RULE]);
+    let events = [&keys::COMMENT, &keys::REVIEW, &keys::REFS, &keys::STATUS, &keys::WORKFLOW_RUN, &keys::WEBHOOK];
+    let own = [&keys::EVENT, &keys::JOB_COMPLETE, &keys::LIFECYCLE, &keys::SCHEDULE];
+    let more = more.into_iter().chain([&keys::INIT, &keys::RULE]).chain(events).chain(own);
     for key in sets.into_iter().chain(more).flat_map(|set| set.accepted) {
         assert!(REFERENCE.contains(&format!("`{key}`")), "{key}");
     }

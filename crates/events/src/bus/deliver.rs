@@ -1,0 +1,145 @@
+//! From an event to the runs it causes. Reads, decides, and returns everything that is to be written as one value.
+
+use kici_engine::event::{Event, EventKind, ForkState, Sender};
+use kici_engine::event_name;
+use kici_engine::pattern::Patterns;
+use kici_store::model::{BusEvent, EventTrust, Registration};
+use serde_json::Value as Json;
+
+use crate::planner::{Decision, Planner, Retry};
+use crate::registrations::{Haste, Told};
+use crate::runs::Cause;
+
+/// What an event leads to.
+pub(crate) struct Delivered {
+    pub decision: Decision,
+    /// Why not everybody who listens has it; another attempt may help.
+    pub again: Option<String>,
+}
+
+impl Planner {
+    /// Decides what an event of the bus causes. `last` says that no other attempt follows.
+    pub(crate) async fn deliver(&self, event: &BusEvent, last: bool) -> Result<Delivered, Retry> {
+        let (kinds, forms) = forms(event);
+        let mut decision = Decision::new(&forms[0]);
+        let mut again = None;
+        let mut found = self.listening(&event.org, None, kinds).await?;
+        found.retain(|registration| is_for(event, registration));
+        let mut trust: Option<Vec<EventTrust>> = None;
+        let told = Told { org: &event.org, request_id: &event.request_id, events: &forms };
+        for registration in &found {
+            let Some(candidate) = self.candidate(&mut decision, registration, &told).await? else { continue };
+            if !same_source(event, registration) {
+                let list = match &mut trust {
+                    Some(list) => list,
+                    empty => empty.insert(self.store.event_trust_list(event.org.clone()).await?),
+                };
+                if !list.iter().any(|one| allows(one, event, registration)) {
+                    decision.notes.push(untrusted(event, registration));
+                    continue;
+                }
+            }
+            let haste = if last { Haste::Now } else { Haste::CanWait };
+            let cause = Cause::Event(event.id, registration.id);
+            match self.run_candidate(&mut decision, &told, cause, candidate, haste).await {
+                Ok(()) => {}
+                Err(error) => again = Some(format!("{}: {error}", registration.workflow_name)),
+            }
+        }
+        if found.is_empty() {
+            decision.notes.push("no registered workflow listens to it".to_owned());
+        }
+        Ok(Delivered { decision, again })
+    }
+}
+
+/// The trigger types that listen, and the event in the forms that they know.
+fn forms(event: &BusEvent) -> (&'static [&'static str], Vec<Event>) {
+    let own = |kind: EventKind| normalised(event, kind, &event.name);
+    let life = |name: &str| normalised(event, EventKind::Lifecycle, name);
+    match event.name.as_str() {
+        event_name::WORKFLOW_COMPLETE => {
+            (&["lifecycle", "workflow_complete"], vec![own(EventKind::WorkflowComplete), life("workflow_complete")])
+        }
+        event_name::JOB_COMPLETE => {
+            let mut forms = vec![own(EventKind::JobComplete), life("job_complete")];
+            let status = event.payload.get("status").and_then(Json::as_str).unwrap_or_default();
+            if !matches!(status, "success" | "skipped" | "cancelled") {
+                forms.push(life("job_failed"));
+            }
+            (&["job_complete", "lifecycle"], forms)
+        }
+        event_name::REGISTRATION_UPDATED => (&["lifecycle"], vec![life("registration_updated")]),
+        event_name::SCHEDULE_FIRE => (&["schedule"], vec![own(EventKind::Schedule)]),
+        _ => (&["kici_event"], vec![own(EventKind::KiciEvent)]),
+    }
+}
+
+fn normalised(event: &BusEvent, kind: EventKind, name: &str) -> Event {
+    Event {
+        kind,
+        raw_name: name.to_owned(),
+        action: None,
+        org: event.org.clone(),
+        routing_key: event.routing_key.clone().unwrap_or_default(),
+        provider: "internal".to_owned(),
+        source: String::new(),
+        repo: event.source_repo.clone(),
+        git_ref: None,
+        sha: None,
+        target_branch: None,
+        source_branch: None,
+        base_sha: None,
+        tag: None,
+        default_branch: None,
+        is_fork_pr: ForkState::No,
+        pr_number: None,
+        sender: Sender { username: Some(event.emitted_by.clone()), user_id: None },
+        commit_message: None,
+        inputs: Default::default(),
+        requested_workflow: None,
+        check_mode: Default::default(),
+        payload: event.payload.clone(),
+        chain_depth: event.chain_depth,
+    }
+}
+
+/// Whether the event is meant for this registration at all.
+fn is_for(event: &BusEvent, registration: &Registration) -> bool {
+    let named = event.registration_id.is_none_or(|only| only == registration.id);
+    // Patterns were checked when the event was stored.
+    let targets = || Patterns::compile(&event.target_repos).is_ok_and(|list| list.matches(&registration.repo));
+    named && (event.target_repos.is_empty() || targets())
+}
+
+/// Repositories of one source trust each other (R34). An event of a person or of the system without a repository comes from
+/// nobody who would need trust.
+fn same_source(event: &BusEvent, registration: &Registration) -> bool {
+    event.routing_key.as_ref().is_none_or(|key| *key == registration.routing_key)
+}
+
+/// Whether a stored statement lets the event start the registration.
+pub(crate) fn allows(trust: &EventTrust, event: &BusEvent, registration: &Registration) -> bool {
+    let says = &trust.trust;
+    trust.enabled
+        && event.routing_key.as_ref() == Some(&says.source_routing_key)
+        && event.source_repo.as_ref() == Some(&says.source_repo)
+        && says.target_routing_key == registration.routing_key
+        && says.target_repo == registration.repo
+        && allows_name(says.allowed_events.as_deref(), &event.name)
+}
+
+/// Whether a list of patterns allows the name of an event; no list allows all.
+pub fn allows_name(patterns: Option<&[String]>, name: &str) -> bool {
+    // They were checked when they were stored.
+    patterns.is_none_or(|list| Patterns::compile(list).is_ok_and(|list| list.matches(name)))
+}
+
+fn untrusted(event: &BusEvent, registration: &Registration) -> String {
+    format!(
+        "{}: untrusted_source: {} may not start workflows of {}; see `kici-admin event-trust add`",
+        registration.workflow_name,
+        event.source_repo.as_deref().unwrap_or("an unknown repository"),
+        registration.repo
+    )
+}

@@ -1,0 +1,506 @@
+//! Events of the internal bus: stored once, delivered until everybody who listens has them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use diesel::prelude::*;
+use diesel_async::RunQueryDsl;
+use kici_engine::ids::{EventId, InstanceId, RunId};
+use kici_engine::state::JobStatus;
+use kici_engine::time::Ts;
+use serde_json::Value as Json;
+
+use super::backend::{Conn, Db};
+use super::kept::{Condition, kept};
+use super::rows::{agent_opt, clean, clean_opt, count, next, small, ts_opt, word};
+use super::runs::create;
+use super::schema::{events, jobs, runs, sources};
+use crate::StoreError;
+use crate::ctx::Ctx;
+use crate::model::{
+    Activate, BusEvent, Cursor, Emitted, EventFilter, EventLimits, EventOrigin, EventOutcome, EventStatus, JobRef,
+    Listed, NewEvent, Page, Processed, ProcessedEvent,
+};
+use crate::notify::Topic;
+use crate::types::{DbId, DbTs, Doc};
+
+#[derive(Queryable, Selectable, Insertable)]
+#[diesel(table_name = events, check_for_backend(Db), treat_none_as_default_value = false)]
+struct EventRow {
+    id: DbId,
+    org: String,
+    name: String,
+    payload: Doc<Json>,
+    routing_key: Option<String>,
+    source_repo: Option<String>,
+    run_id: Option<DbId>,
+    job_id: Option<DbId>,
+    emitted_by: String,
+    registration_id: Option<DbId>,
+    target_repos: Doc<Vec<String>>,
+    chain_depth: i64,
+    emit_key: Option<String>,
+    status: String,
+    matched_count: i64,
+    attempts: i64,
+    claimed_by: Option<String>,
+    claimed_at: Option<DbTs>,
+    next_attempt_at: Option<DbTs>,
+    last_error: Option<String>,
+    note: Option<String>,
+    trace: Option<Doc<Json>>,
+    run_ids: Doc<Vec<RunId>>,
+    dlq_reason: Option<String>,
+    request_id: String,
+    created_at: DbTs,
+    finished_at: Option<DbTs>,
+}
+
+impl EventRow {
+    fn read(self) -> Result<BusEvent, StoreError> {
+        Ok(BusEvent {
+            id: self.id.into(),
+            org: self.org,
+            name: self.name,
+            payload: self.payload.0,
+            routing_key: self.routing_key,
+            source_repo: self.source_repo,
+            run_id: self.run_id.map(Into::into),
+            job_id: self.job_id.map(Into::into),
+            emitted_by: self.emitted_by,
+            registration_id: self.registration_id.map(Into::into),
+            target_repos: self.target_repos.0,
+            chain_depth: small(self.chain_depth),
+            status: word("event status", &self.status)?,
+            matched_count: small(self.matched_count),
+            attempts: small(self.attempts),
+            claimed_by: agent_opt(self.claimed_by)?,
+            next_attempt_at: ts_opt(self.next_attempt_at),
+            last_error: self.last_error,
+            note: self.note,
+            trace: self.trace.map(|trace| trace.0),
+            run_ids: self.run_ids.0,
+            dlq_reason: self.dlq_reason,
+            request_id: self.request_id,
+            created_at: self.created_at.into(),
+            finished_at: ts_opt(self.finished_at),
+        })
+    }
+}
+
+/// A literal, so that both planners use the partial index.
+fn is_pending() -> Condition {
+    Condition("events.status = 'pending'")
+}
+
+/// Who emits, as the row of an event says it.
+pub(crate) struct Emitter {
+    pub(crate) org: String,
+    pub(crate) routing_key: Option<String>,
+    pub(crate) repo: Option<String>,
+    pub(crate) run_id: Option<RunId>,
+    pub(crate) job: Option<JobRef>,
+    pub(crate) by: String,
+    /// Depth of the run that emits.
+    pub(crate) depth: u32,
+}
+
+pub(crate) async fn event_emit(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    new: &NewEvent,
+    limits: &EventLimits,
+) -> Result<Emitted, StoreError> {
+    // First: what is stored was accepted, also if the job has ended meanwhile.
+    if let Some(key) = &new.emit_key
+        && let Some(id) = by_key(conn, key).await?
+    {
+        return Ok(Emitted::Known(id));
+    }
+    let emitter = match &new.origin {
+        EventOrigin::Outside { org, routing_key, repo, by } => Emitter {
+            org: org.clone(),
+            routing_key: routing_key.clone(),
+            repo: repo.clone(),
+            run_id: None,
+            job: None,
+            by: by.clone(),
+            depth: 0,
+        },
+        EventOrigin::Job { job, agent_id } => match of_job(conn, *job, agent_id.as_str()).await? {
+            Some(emitter) => emitter,
+            None => return Ok(Emitted::NotRunning),
+        },
+    };
+    let depth = emitter.depth.saturating_add(1);
+    if depth > limits.max_depth {
+        return Ok(Emitted::TooDeep(depth));
+    }
+    if let Some(most) = limits.per_minute
+        && let Some(wait) = too_many(conn, ctx, &emitter, &new.name, most).await?
+    {
+        return Ok(Emitted::TooMany(wait));
+    }
+    match put(conn, ctx, new, emitter).await? {
+        Some(id) => Ok(Emitted::Stored(id)),
+        None => match &new.emit_key {
+            Some(key) => Ok(by_key(conn, key).await?.map_or(Emitted::NotRunning, Emitted::Known)),
+            None => Err(StoreError::Conflict("an id was drawn twice".to_owned())),
+        },
+    }
+}
+
+async fn by_key(conn: &mut Conn, key: &str) -> Result<Option<EventId>, StoreError> {
+    let id: Option<DbId> =
+        events::table.filter(events::emit_key.eq(key)).select(events::id).first(conn).await.optional()?;
+    Ok(id.map(Into::into))
+}
+
+/// The job that emits, while it runs at this epoch. Its row is locked: it cannot end or be given away meanwhile.
+async fn of_job(conn: &mut Conn, job: JobRef, agent: &str) -> Result<Option<Emitter>, StoreError> {
+    let key = DbId::from(job.run_id);
+    let run: Option<(String, DbId, String, i64, String)> = lock_row!(runs::table.find(key).select((
+        runs::org,
+        runs::source_id,
+        runs::repo,
+        runs::chain_depth,
+        runs::workflow_name
+    )))
+    .first(conn)
+    .await
+    .optional()?;
+    let Some((org, source, repo, depth, workflow)) = run else { return Ok(None) };
+    let running = [JobStatus::Running, JobStatus::Cancelling].map(JobStatus::as_str);
+    let name: Option<String> = jobs::table
+        .find(DbId::from(job.job_id))
+        .filter(jobs::run_id.eq(key))
+        .filter(jobs::dispatch_epoch.eq(i64::from(job.epoch)))
+        .filter(jobs::agent_id.eq(agent))
+        .filter(jobs::status.eq_any(running))
+        .select(jobs::name)
+        .first(conn)
+        .await
+        .optional()?;
+    let Some(name) = name else { return Ok(None) };
+    let routing_key = sources::table.find(source).select(sources::routing_key).first(conn).await.optional()?;
+    Ok(Some(Emitter {
+        org,
+        routing_key,
+        repo: Some(repo),
+        run_id: Some(job.run_id),
+        job: Some(job),
+        by: format!("job {name} of {workflow}"),
+        depth: small(depth),
+    }))
+}
+
+/// How long until there is room for another event of this name from this source; none when there is.
+async fn too_many(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    emitter: &Emitter,
+    name: &str,
+    most: u32,
+) -> Result<Option<Duration>, StoreError> {
+    let since = ctx.now.minus(EventLimits::WINDOW);
+    let mut query =
+        events::table.filter(events::name.eq(name)).filter(events::created_at.gt(DbTs::from(since))).into_boxed::<Db>();
+    query = match &emitter.routing_key {
+        Some(key) => query.filter(events::routing_key.eq(key)),
+        None => query.filter(events::routing_key.is_null()),
+    };
+    // The oldest of the last `most`: once it leaves the window there is room.
+    let oldest: Option<DbTs> = query
+        .order(events::created_at.desc())
+        .offset(i64::from(most.max(1)) - 1)
+        .limit(1)
+        .select(events::created_at)
+        .first(conn)
+        .await
+        .optional()?;
+    Ok(oldest.map(|at| Ts::from(at).plus(EventLimits::WINDOW).since(ctx.now)))
+}
+
+/// Stores an event; none when its key is taken.
+pub(crate) async fn put(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    new: &NewEvent,
+    emitter: Emitter,
+) -> Result<Option<EventId>, StoreError> {
+    let id = EventId::mint(ctx.ids());
+    let row = EventRow {
+        id: id.into(),
+        org: emitter.org,
+        name: new.name.clone(),
+        payload: Doc(new.payload.clone()),
+        routing_key: emitter.routing_key,
+        source_repo: emitter.repo,
+        run_id: emitter.run_id.map(Into::into),
+        job_id: emitter.job.map(|job| job.job_id.into()),
+        emitted_by: clean(&emitter.by),
+        registration_id: new.registration_id.map(Into::into),
+        target_repos: Doc(new.target_repos.clone()),
+        chain_depth: emitter.depth.saturating_add(1).into(),
+        emit_key: new.emit_key.clone(),
+        status: EventStatus::Pending.as_str().to_owned(),
+        matched_count: 0,
+        attempts: 0,
+        claimed_by: None,
+        claimed_at: None,
+        next_attempt_at: None,
+        last_error: None,
+        note: None,
+        trace: None,
+        run_ids: Doc(Vec::new()),
+        dlq_reason: None,
+        request_id: clean(&new.request_id),
+        created_at: ctx.now.into(),
+        finished_at: None,
+    };
+    let stored = diesel::insert_into(events::table).values(&row).on_conflict_do_nothing().execute(conn).await?;
+    if stored == 1 {
+        ctx.wake(Topic::Events);
+    }
+    Ok((stored == 1).then_some(id))
+}
+
+pub(crate) async fn event_claim(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    limit: &u32,
+    lease: &Duration,
+) -> Result<Vec<BusEvent>, StoreError> {
+    let now = DbTs::from(ctx.now);
+    let lapsed = DbTs::from(ctx.now.minus(*lease));
+    let due = events::next_attempt_at.is_null().or(events::next_attempt_at.le(now));
+    let free = events::claimed_by.is_null().or(events::claimed_at.lt(lapsed));
+    let ids: Vec<DbId> = skip_locked!(
+        events::table
+            .filter(is_pending())
+            .filter(due)
+            .filter(free)
+            .order((events::created_at, events::id))
+            .limit(i64::from(*limit))
+            .select(events::id)
+    )
+    .load(conn)
+    .await?;
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    diesel::update(events::table.filter(events::id.eq_any(&ids)))
+        .set((events::claimed_by.eq(ctx.node().as_str()), events::claimed_at.eq(now)))
+        .execute(conn)
+        .await?;
+    let rows: Vec<EventRow> = events::table
+        .filter(events::id.eq_any(&ids))
+        .order((events::created_at, events::id))
+        .select(EventRow::as_select())
+        .load(conn)
+        .await?;
+    rows.into_iter().map(EventRow::read).collect()
+}
+
+pub(crate) async fn event_claims_release(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    instances: &[InstanceId],
+) -> Result<u64, StoreError> {
+    let names: Vec<&str> = instances.iter().map(InstanceId::as_str).collect();
+    let freed = diesel::update(events::table)
+        .filter(is_pending())
+        .filter(events::claimed_by.eq_any(names))
+        .set((events::claimed_by.eq(None::<String>), events::claimed_at.eq(None::<DbTs>)))
+        .execute(conn)
+        .await?;
+    if freed > 0 {
+        ctx.wake(Topic::Events);
+    }
+    Ok(freed as u64)
+}
+
+pub(crate) async fn event_process(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    done: &ProcessedEvent,
+    activate: &Arc<dyn Activate>,
+) -> Result<Processed, StoreError> {
+    let time: Option<DbTs> = None;
+    let (status, error, next, reason, failed) = match &done.outcome {
+        EventOutcome::Done => (EventStatus::Processed, None, None, None, 0_i64),
+        EventOutcome::Retry(error, at) => (EventStatus::Pending, Some(error), Some(DbTs::from(*at)), None, 1),
+        EventOutcome::Dead(error, reason) => (EventStatus::Dead, Some(error), None, Some(*reason), 1),
+    };
+    let finished = (status != EventStatus::Pending).then_some(DbTs::from(ctx.now));
+    let changed = kept(
+        diesel::update(events::table.find(DbId::from(done.id)))
+            .filter(is_pending())
+            .filter(events::claimed_by.eq(ctx.node().as_str()))
+            .set((
+                events::status.eq(status.as_str()),
+                events::matched_count.eq(i64::from(done.matched_count)),
+                events::attempts.eq(events::attempts + failed),
+                events::last_error.eq(clean_opt(error.map(String::as_str))),
+                events::next_attempt_at.eq(next),
+                events::dlq_reason.eq(reason),
+                events::note.eq(clean_opt(done.note.as_deref())),
+                events::trace.eq(done.trace.clone().map(Doc)),
+                events::claimed_by.eq(None::<String>),
+                events::claimed_at.eq(time),
+                events::finished_at.eq(finished),
+            )),
+    )
+    .execute(conn)
+    .await?;
+    if changed == 0 {
+        return Ok(Processed { applied: false, runs: Vec::new() });
+    }
+    if done.runs.is_empty() {
+        return Ok(Processed { applied: true, runs: Vec::new() });
+    }
+    let key = DbId::from(done.id);
+    let known: Doc<Vec<RunId>> = events::table.find(key).select(events::run_ids).first(conn).await?;
+    let mut run_ids = known.0;
+    let mut created = Vec::with_capacity(done.runs.len());
+    for run in &done.runs {
+        let one = create(conn, ctx, run, &**activate).await?;
+        if !run_ids.contains(&one.run_id) {
+            run_ids.push(one.run_id);
+        }
+        created.push(one);
+    }
+    diesel::update(events::table.find(key)).set(events::run_ids.eq(Doc(run_ids))).execute(conn).await?;
+    Ok(Processed { applied: true, runs: created })
+}
+
+pub(crate) async fn event_reopen(conn: &mut Conn, ctx: &Ctx, id: &EventId) -> Result<bool, StoreError> {
+    let time: Option<DbTs> = None;
+    let changed = diesel::update(events::table.find(DbId::from(*id)))
+        .filter(events::status.eq(EventStatus::Dead.as_str()))
+        .set((
+            events::status.eq(EventStatus::Pending.as_str()),
+            events::attempts.eq(0_i64),
+            events::dlq_reason.eq(None::<String>),
+            events::next_attempt_at.eq(time),
+            events::finished_at.eq(time),
+        ))
+        .execute(conn)
+        .await?;
+    ctx.wake(Topic::Events);
+    Ok(changed == 1)
+}
+
+pub(crate) async fn event_discard(conn: &mut Conn, ctx: &Ctx, id: &EventId, note: &str) -> Result<bool, StoreError> {
+    let changed = diesel::update(events::table.find(DbId::from(*id)))
+        .filter(events::status.eq(EventStatus::Dead.as_str()))
+        .set((
+            events::status.eq(EventStatus::Discarded.as_str()),
+            events::note.eq(clean_opt(Some(note))),
+            events::finished_at.eq(DbTs::from(ctx.now)),
+        ))
+        .execute(conn)
+        .await?;
+    Ok(changed == 1)
+}
+
+pub(crate) async fn event_replay(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    id: &EventId,
+    by: &str,
+    request_id: &str,
+) -> Result<Option<EventId>, StoreError> {
+    let row: Option<EventRow> =
+        events::table.find(DbId::from(*id)).select(EventRow::as_select()).first(conn).await.optional()?;
+    let Some(row) = row else { return Ok(None) };
+    let copy = EventId::mint(ctx.ids());
+    let row = EventRow {
+        id: copy.into(),
+        emitted_by: clean(&format!("{by}, again: {}", row.emitted_by)).chars().take(500).collect(),
+        emit_key: Some(format!("replay:{}:{}", id.uuid(), copy.uuid())),
+        status: EventStatus::Pending.as_str().to_owned(),
+        matched_count: 0,
+        attempts: 0,
+        claimed_by: None,
+        claimed_at: None,
+        next_attempt_at: None,
+        last_error: None,
+        note: None,
+        trace: None,
+        run_ids: Doc(Vec::new()),
+        dlq_reason: None,
+        request_id: clean(request_id),
+        created_at: ctx.now.into(),
+        finished_at: None,
+        ..row
+    };
+    diesel::insert_into(events::table).values(&row).execute(conn).await?;
+    ctx.wake(Topic::Events);
+    Ok(Some(copy))
+}
+
+pub(crate) async fn event_get(conn: &mut Conn, _: &Ctx, id: &EventId) -> Result<Option<BusEvent>, StoreError> {
+    let row: Option<EventRow> =
+        events::table.find(DbId::from(*id)).select(EventRow::as_select()).first(conn).await.optional()?;
+    row.map(EventRow::read).transpose()
+}
+
+pub(crate) async fn event_list(
+    conn: &mut Conn,
+    _: &Ctx,
+    filter: &EventFilter,
+    page: &Page,
+) -> Result<Listed<BusEvent>, StoreError> {
+    let mut query = events::table.into_boxed::<Db>();
+    if let Some(name) = &filter.name {
+        query = query.filter(events::name.eq(name));
+    }
+    if let Some(status) = filter.status {
+        query = query.filter(events::status.eq(status.as_str()));
+    }
+    if let Some(key) = &filter.routing_key {
+        query = query.filter(events::routing_key.eq(key));
+    }
+    if let Some(repo) = &filter.repo {
+        query = query.filter(events::source_repo.eq(repo));
+    }
+    if let Some(run) = filter.run_id {
+        query = query.filter(events::run_id.eq(DbId::from(run)));
+    }
+    if let Some(Cursor { at, id }) = page.after {
+        let (at, id) = (DbTs::from(at), DbId::from(id));
+        query = query.filter(events::created_at.lt(at).or(events::created_at.eq(at).and(events::id.lt(id))));
+    }
+    let limit = page.limit.clamp(1, 500);
+    let rows: Vec<EventRow> = query
+        .order((events::created_at.desc(), events::id.desc()))
+        .limit(i64::from(limit))
+        .select(EventRow::as_select())
+        .load(conn)
+        .await?;
+    let items = rows.into_iter().map(EventRow::read).collect::<Result<Vec<_>, _>>()?;
+    let next = next(&items, limit, |row| Cursor { at: row.created_at, id: row.id.uuid() });
+    Ok(Listed { items, next })
+}
+
+pub(crate) async fn event_counts(conn: &mut Conn, _: &Ctx) -> Result<BTreeMap<EventStatus, u64>, StoreError> {
+    let rows: Vec<(String, i64)> =
+        events::table.group_by(events::status).select((events::status, diesel::dsl::count_star())).load(conn).await?;
+    rows.into_iter().map(|(status, rows)| Ok((word("event status", &status)?, count(rows)))).collect()
+}
+
+pub(crate) async fn events_prune(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<u64, StoreError> {
+    let done = [EventStatus::Processed, EventStatus::Discarded].map(EventStatus::as_str);
+    let old: Vec<DbId> = events::table
+        .filter(events::created_at.lt(DbTs::from(*before)))
+        .filter(events::status.eq_any(done))
+        .order((events::created_at, events::id))
+        .limit(i64::from(*limit))
+        .select(events::id)
+        .load(conn)
+        .await?;
+    let gone = diesel::delete(events::table.filter(events::id.eq_any(&old)).filter(events::status.eq_any(done)));
+    Ok(gone.execute(conn).await? as u64)
+}
