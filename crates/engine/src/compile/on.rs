@@ -144,7 +144,7 @@ impl Walk<'_> {
         self.within(key, |walk| walk.patterns(&entry.value))
     }
 
-    fn patterns(&mut self, node: &Node) -> Patterns {
+    pub(super) fn patterns(&mut self, node: &Node) -> Patterns {
         let items = self.one_or_list(node, "a pattern").unwrap_or_default();
         if !self.bounded(items.len(), MAX_PATTERNS, "patterns", node.span) {
             return Patterns::new();
