@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use url::Url;
 
-use crate::verbs::{agent, agent_token, event, host, orchestrator, queue, run, source, token, workflow};
+use crate::verbs::{agent, agent_token, audit, event, host, orchestrator, queue, run, source, token, workflow};
 
 /// Operate a KiCI orchestrator.
 ///
@@ -113,6 +113,9 @@ pub(crate) enum Command {
     /// The orchestrator itself
     #[command(subcommand)]
     Orchestrator(orchestrator::Verb),
+    /// Who got, or was refused, which secret
+    #[command(subcommand)]
+    Audit(audit::Verb),
     /// Check the orchestrator: 0 pass, 1 warn, 2 fail
     Diagnose,
     /// Print a completion script

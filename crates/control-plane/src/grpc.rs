@@ -6,12 +6,14 @@ use kici_dispatch::{Dispatcher, Ownership, SessionStream};
 use kici_engine::ids::SessionId;
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{
-    AgentFrame, CancelRebootRequest, CancelRebootResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
+    AgentFrame, CancelRebootRequest, CancelRebootResponse, GitCredentialRequest, GitCredentialResponse, LogChunk,
+    RequestRebootRequest, RequestRebootResponse, RevokeGitTokenRequest, RevokeGitTokenResponse,
 };
 use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::broker::GitBroker;
 use crate::logs::LogAppender;
 use crate::logs::service::{self, LogAcks};
 
@@ -19,6 +21,7 @@ use crate::logs::service::{self, LogAcks};
 pub(crate) struct Gateway {
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) logs: LogAppender,
+    pub(crate) broker: GitBroker,
     pub(crate) tasks: TaskTracker,
 }
 
@@ -65,6 +68,27 @@ impl AgentGateway for Gateway {
         let session = session_id(&request)?;
         let until = self.dispatcher.job_asks_reboot(session, &request.into_inner()).await?;
         Ok(Response::new(RequestRebootResponse { pending_until_us: until.as_micros() }))
+    }
+
+    async fn git_credential(
+        &self,
+        request: Request<GitCredentialRequest>,
+    ) -> Result<Response<GitCredentialResponse>, Status> {
+        let session = session_id(&request)?;
+        let request = request.into_inner();
+        let (agent, job) = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        Ok(Response::new(self.broker.credential(&agent, job, &request).await?))
+    }
+
+    async fn revoke_git_token(
+        &self,
+        request: Request<RevokeGitTokenRequest>,
+    ) -> Result<Response<RevokeGitTokenResponse>, Status> {
+        let session = session_id(&request)?;
+        let request = request.into_inner();
+        let (agent, job) = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.broker.revoke(&agent, job, request).await?;
+        Ok(Response::new(RevokeGitTokenResponse {}))
     }
 
     async fn cancel_reboot(

@@ -43,6 +43,7 @@ enum Rows {
     Queue,
     Traces,
     Deliveries,
+    Audit,
 }
 
 /// The instant before which things are too old; none keeps them for ever.
@@ -73,6 +74,9 @@ impl Retention {
             gone += self.payloads(old).await?;
             gone += deleted("deliveries", self.prune(Rows::Deliveries, old).await?);
         }
+        if let Some(old) = before(now, keep.audit_days) {
+            gone += deleted("secret_audit_log", self.prune(Rows::Audit, old).await?);
+        }
         if let Some(old) = before(now, keep.runs_days) {
             gone += self.runs(old).await?;
         }
@@ -86,6 +90,7 @@ impl Retention {
                 Rows::Queue => self.store.queue_prune(old, BATCH).await?,
                 Rows::Traces => self.store.traces_prune(old, BATCH).await?,
                 Rows::Deliveries => self.store.deliveries_prune(old, BATCH).await?,
+                Rows::Audit => self.store.secret_audit_prune(old, BATCH).await?,
             };
             gone += some;
             if some < u64::from(BATCH) {
@@ -193,7 +198,7 @@ mod tests {
             blobs.put(&key(run), vec![1].into()).await.unwrap();
         }
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Ts::from_micros(1)));
-        let config = RetentionConfig { payload_days: 1, delivery_days: 1, queue_days: 1, logs_days: 1, runs_days: 1 };
+        let config = RetentionConfig { payload_days: 1, delivery_days: 1, queue_days: 1, logs_days: 1, runs_days: 1, audit_days: 1 };
         let retention = Retention { store: stored.store.clone(), blobs: blobs.clone(), clock, config };
         retention.delete_logs(old).await.unwrap();
         assert_eq!((blobs.exists(&key(old)).await.unwrap(), blobs.exists(&key(young)).await.unwrap()), (false, true));

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kici_engine::ids::JobId;
+use kici_engine::lock::GitCredentials;
 use kici_engine::plan::{self, Scope};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Ts;
 use kici_protocol::MAX_MESSAGE_BYTES;
-use kici_protocol::agent::{BasicAuth, CheckoutSource, JobOffer};
+use kici_protocol::agent::{BasicAuth, CheckoutSource, GitAccess, GitHost, JobOffer};
 use kici_protocol::common;
 use kici_store::Store;
 use kici_store::model::{ClaimedJob, JobRef};
@@ -84,6 +85,7 @@ impl OfferMaker<'_> {
             true => Some(self.checkout(claimed, lock_job.checkout.depth).await?),
             false => None,
         };
+        let git = self.git(claimed, lock_job.git_credentials.as_ref()).await?;
         let mask = checkout.iter().filter_map(|c| c.basic.as_ref()).map(|basic| basic.secret.clone()).collect();
         let grace = lock_job.grace_period_ms.map_or(self.config.default_grace, Duration::from_millis);
         let offer = JobOffer {
@@ -99,9 +101,36 @@ impl OfferMaker<'_> {
             job_timeout_ms: claimed.job.timeout.map_or(0, millis),
             grace_period_ms: millis(grace.min(self.config.max_grace)),
             issued_at_us: self.now.as_micros(),
+            git,
         };
         fits(&offer)?;
         Ok(offer)
+    }
+
+    /// What git may ask credentials for: the source's host, and those of the credentials that the workflow brings.
+    async fn git(
+        &self,
+        claimed: &ClaimedJob,
+        declared: Option<&GitCredentials>,
+    ) -> Result<Option<GitAccess>, OfferError> {
+        if declared.is_some_and(|declared| !declared.enabled) {
+            return Ok(None);
+        }
+        let source = self.clones.git_host(claimed.run.source_id).await.map_err(refused)?;
+        let repo = source.as_ref().map_or_else(String::new, |_| claimed.run.repo.clone());
+        let source = source.map(|host| GitHost {
+            protocol: host.protocol,
+            host: host.host,
+            ignore_case: host.ignore_case,
+        });
+        let mut hosts: Vec<GitHost> = source.into_iter().collect();
+        let named = declared.into_iter().flat_map(|declared| declared.named.values());
+        for host in named.filter_map(|credential| credential.host.as_ref()) {
+            if !hosts.iter().any(|known| known.host == *host) {
+                hosts.push(GitHost { protocol: "https".to_owned(), host: host.clone(), ignore_case: false });
+            }
+        }
+        Ok((!hosts.is_empty()).then_some(GitAccess { hosts, repo }))
     }
 
     async fn checkout(&self, claimed: &ClaimedJob, depth: u32) -> Result<CheckoutSource, OfferError> {
@@ -113,10 +142,7 @@ impl OfferMaker<'_> {
             git_ref: claimed.run.git_ref.clone(),
             sha: claimed.run.sha.clone(),
         };
-        let source = self.clones.source(&request).await.map_err(|error| match error {
-            CloneError::Transient(message) => OfferError::Undo(message),
-            CloneError::Permanent { reason, message } => OfferError::Fail(reason, message),
-        })?;
+        let source = self.clones.source(&request).await.map_err(refused)?;
         let basic = source.basic.map(|(user, secret)| BasicAuth { user, secret: secret.expose_secret().to_owned() });
         Ok(CheckoutSource {
             url: source.url,
@@ -125,6 +151,13 @@ impl OfferMaker<'_> {
             depth,
             basic,
         })
+    }
+}
+
+fn refused(error: CloneError) -> OfferError {
+    match error {
+        CloneError::Transient(message) => OfferError::Undo(message),
+        CloneError::Permanent { reason, message } => OfferError::Fail(reason, message),
     }
 }
 

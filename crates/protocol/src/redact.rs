@@ -24,7 +24,7 @@ impl fmt::Debug for JobOffer {
 
 impl fmt::Debug for GitCredentialResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GitCredentialResponse").field("grant", &self.grant).finish_non_exhaustive()
+        f.debug_struct("GitCredentialResponse").field("expires_at_us", &self.expires_at_us).finish_non_exhaustive()
     }
 }
 

@@ -128,6 +128,7 @@ impl Fake {
             queue: self.clone(),
             system: self.clone(),
             access_log: self.clone(),
+            audit: self.clone(),
             live: self.live.clone(),
         }
     }

@@ -2,6 +2,7 @@
 
 mod access;
 mod announce;
+mod audit;
 mod events;
 mod fault;
 mod fleet;
@@ -14,6 +15,7 @@ mod views;
 
 pub(crate) use access::AccessBook;
 pub(crate) use announce::{Announcer, LiveChanges, announce_logs};
+pub(crate) use audit::AuditBook;
 pub(crate) use events::EventBook;
 pub(crate) use fleet::Fleet;
 pub(crate) use hosts::HostBook;

@@ -1,5 +1,6 @@
 //! The plain values that go in and out of the store. They know nothing of the database.
 
+mod credentials;
 mod fleet;
 mod intake;
 mod new_run;
@@ -8,6 +9,7 @@ mod roster;
 mod runs;
 mod slots;
 
+pub use credentials::*;
 pub use fleet::*;
 pub use intake::*;
 pub use new_run::*;

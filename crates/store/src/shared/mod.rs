@@ -4,6 +4,7 @@ use super::backend;
 
 pub(crate) mod schema;
 
+pub(crate) mod credentials;
 pub(crate) mod deliveries;
 pub(crate) mod fleet;
 pub(crate) mod kept;

@@ -10,6 +10,7 @@ use kici_engine::state::{FailureReason, JobStatus, QueueStatus, StepStatus};
 use sha2::{Digest, Sha256};
 
 use super::backend::Conn;
+use super::credentials;
 use super::kept::kept;
 use super::queue::is_open;
 use super::roster;
@@ -303,6 +304,7 @@ pub(crate) async fn enqueue(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Res
         }
     }
     insert_all!(conn, dispatch_queue::table, &rows);
+    credentials::declare(conn, state).await?;
     if !rows.is_empty() {
         ctx.wake(Topic::Queue);
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
-use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones};
+use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones, GitHost};
 use kici_dispatch::{AgentAuth, DispatchConfig, Dispatcher, Ports, SessionStream};
 use kici_engine::event::Event;
 use kici_engine::hosts::{Fanout, HostSelector, OnUnreachable};
@@ -48,6 +48,11 @@ pub struct TestClones(pub Mutex<Option<CloneError>>);
 
 #[async_trait::async_trait]
 impl Clones for TestClones {
+    async fn git_host(&self, _: SourceId) -> Result<Option<GitHost>, CloneError> {
+        let (protocol, host) = ("https".to_owned(), "forge.example".to_owned());
+        Ok(Some(GitHost { protocol, host, ignore_case: true }))
+    }
+
     async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError> {
         if let Some(error) = self.0.lock().unwrap().clone() {
             return Err(error);
@@ -145,6 +150,7 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         condition: None,
         env: BTreeMap::new(),
         checkout: Checkout { enabled: def.checkout, depth: 1 },
+        git_credentials: None,
         outputs: BTreeMap::new(),
         timeout_ms: None,
         grace_period_ms: Some(100),
@@ -266,6 +272,7 @@ impl World {
                         priority: 0,
                         pinned_agent_id: None,
                         slot: None,
+ git_credentials: None,
                     }),
                     _ => JobStart::Pending,
                 },
