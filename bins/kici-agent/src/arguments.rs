@@ -16,9 +16,11 @@ pub fn called() -> Result<ArgMatches, ExitCode> {
     if name.file_name().is_some_and(|name| name == "kici") {
         return Err(step::run_as_kici(std::env::args_os()));
     }
+    if std::env::args_os().nth(1).is_some_and(|first| first == "credential-helper") {
+        return Err(step::answer_git(std::env::args_os().skip(1)));
+    }
     let matches = command().get_matches();
     match matches.subcommand() {
-        Some(("credential-helper", arguments)) => Err(step::answer_git(arguments)),
         Some(("step", arguments)) => Err(step::run(arguments)),
         _ => Ok(matches),
     }

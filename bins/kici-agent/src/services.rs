@@ -99,9 +99,8 @@ impl Upstream for Orchestrator {
             Grant::Unscoped => Granted::Unscoped,
             Grant::Scoped(permissions) => {
                 // A permission of a kind that this build does not know counts as not granted.
-                let known = permissions.iter().filter_map(|(name, level)| {
-                    Permissions::parse([format!("{name}={level}")]).ok()
-                });
+                let known =
+                    permissions.iter().filter_map(|(name, level)| Permissions::parse([format!("{name}={level}")]).ok());
                 Granted::Scoped(known.fold(Permissions::default(), |all, one| all.union(&one)))
             }
         };

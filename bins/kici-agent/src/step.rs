@@ -26,7 +26,8 @@ pub fn command() -> Command {
         .value_name("NAME=LEVEL")
         .action(ArgAction::Append)
         .help("what is needed, several times for several");
-    let credential = Arg::new("credential").long("credential").value_name("NAME").help("a credential of git_credentials.named");
+    let credential =
+        Arg::new("credential").long("credential").value_name("NAME").help("a credential of git_credentials.named");
     let with_write = Command::new("with-write")
         .about("Run a command during which git may push (contents=write unless --permission says otherwise)")
         .args([repo.clone(), permission.clone(), credential.clone()])
@@ -37,11 +38,14 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(u64).range(1..=3600))
                 .help("after which it ends in any case (600)"),
         )
-        .arg(Arg::new("command").value_name("CMD").required(true).num_args(1..).last(true).help("the command, after --"));
+        .arg(
+            Arg::new("command").value_name("CMD").required(true).num_args(1..).last(true).help("the command, after --"),
+        );
     let token = Command::new("token")
         .about("Print a token (contents=read unless --permission says otherwise)")
         .args([repo, permission, credential]);
-    let git = Command::new("git").about("Credentials for git").subcommand_required(true).subcommands([with_write, token]);
+    let git =
+        Command::new("git").about("Credentials for git").subcommand_required(true).subcommands([with_write, token]);
     Command::new("kici")
         .version(env!("CARGO_PKG_VERSION"))
         .about("What steps of a KiCI job can ask of their agent")
@@ -77,8 +81,9 @@ pub fn run_as_kici(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Answers git. Never fails.
-pub fn answer_git(matches: &ArgMatches) -> ExitCode {
+/// Answers git. Never fails and, whatever it is called with, never says anything else.
+pub fn answer_git(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let Ok(matches) = helper_command().try_get_matches_from(arguments) else { return ExitCode::SUCCESS };
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     if let (Some(socket), Some(operation)) = (text("socket"), text("operation")) {
         helper::run(Path::new(socket), operation, std::io::stdin(), std::io::stdout());

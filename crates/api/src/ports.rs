@@ -10,8 +10,8 @@ use kici_access::{AccessEntry, Actor, Role, Token};
 use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, TokenId};
 
 use crate::dto::access_log::{AccessFilter, AccessView};
-use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
+use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
 use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::LogRange;

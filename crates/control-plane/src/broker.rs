@@ -99,7 +99,8 @@ impl GitBroker {
             Err(refusal) => Err(denied(refusal)),
         };
         let outcome = made.as_ref().map_or_else(|no| no.outcome, |_| "allowed");
-        metrics::counter!("kici_orch_credential_requests_total", "kind" => audit.kind, "result" => outcome).increment(1);
+        metrics::counter!("kici_orch_credential_requests_total", "kind" => audit.kind, "result" => outcome)
+            .increment(1);
         let answer = match &made {
             Ok(answer) => audit.granted(answer),
             Err(no) => audit.refused(no),
@@ -122,7 +123,12 @@ impl GitBroker {
     ///
     /// # Errors
     /// `UNAVAILABLE`.
-    pub(crate) async fn revoke(&self, agent: &AgentId, job: JobRef, request: RevokeGitTokenRequest) -> Result<(), Status> {
+    pub(crate) async fn revoke(
+        &self,
+        agent: &AgentId,
+        job: JobRef,
+        request: RevokeGitTokenRequest,
+    ) -> Result<(), Status> {
         let known = self.known(job).await.map_err(|no| no.status)?;
         let permissions = Permissions::fetch();
         let wish = Wish {
@@ -177,7 +183,8 @@ impl GitBroker {
     }
 
     async fn make(&self, known: &Known, choice: &Choice<'_>, wanted: &Permissions) -> Result<Made, No> {
-        if let With::Named(_, NamedCredential { material: CredentialMaterial::Basic { user, token }, .. }) = choice.with {
+        if let With::Named(_, NamedCredential { material: CredentialMaterial::Basic { user, token }, .. }) = choice.with
+        {
             return Ok(Made::Static { user: user.value().to_owned(), secret: token.value().to_owned().into() });
         }
         let Some(forge) = self.forge_of(known, choice)? else { return Err(denied("the credential has no forge")) };
@@ -217,7 +224,9 @@ impl GitBroker {
 /// The repository as the run writes it where that is its own, since a forge may compare what it is asked for byte by byte.
 fn repo_of<'a>(known: &'a Known, repository: &'a Repository) -> &'a str {
     let own = &known.run.repo;
-    if own.eq_ignore_ascii_case(repository.path()) && known.host.as_ref().is_some_and(|host| host.host == repository.host()) {
+    if own.eq_ignore_ascii_case(repository.path())
+        && known.host.as_ref().is_some_and(|host| host.host == repository.host())
+    {
         own
     } else {
         repository.path()

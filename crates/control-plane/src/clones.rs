@@ -20,16 +20,21 @@ pub(crate) struct SourceClones {
 #[async_trait]
 impl Clones for SourceClones {
     async fn git_host(&self, source: SourceId) -> Result<Option<GitHost>, CloneError> {
-        let host = self.forge(source).await?.git_host();
-        Ok(host.map(|host| GitHost { protocol: host.protocol, host: host.host, ignore_case: host.ignore_case }))
+        Ok(host_of(&*self.forge(source).await?))
     }
 
     async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError> {
         let forge = self.forge(request.source_id).await?;
         let found = forge.clone_source(&request.repo, &request.sha, request.git_ref.as_deref()).await;
         let found = found.map_err(|error| judged(&error))?;
-        Ok(CloneSource { url: found.url, basic: found.auth.map(|auth| (auth.username, auth.password)) })
+        let basic = found.auth.map(|auth| (auth.username, auth.password));
+        Ok(CloneSource { url: found.url, basic, git_host: host_of(&*forge) })
     }
+}
+
+fn host_of(forge: &dyn Forge) -> Option<GitHost> {
+    let host = forge.git_host()?;
+    Some(GitHost { protocol: host.protocol, host: host.host, ignore_case: host.ignore_case })
 }
 
 impl SourceClones {

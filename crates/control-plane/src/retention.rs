@@ -198,7 +198,14 @@ mod tests {
             blobs.put(&key(run), vec![1].into()).await.unwrap();
         }
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Ts::from_micros(1)));
-        let config = RetentionConfig { payload_days: 1, delivery_days: 1, queue_days: 1, logs_days: 1, runs_days: 1, audit_days: 1 };
+        let config = RetentionConfig {
+            payload_days: 1,
+            delivery_days: 1,
+            queue_days: 1,
+            logs_days: 1,
+            runs_days: 1,
+            audit_days: 1,
+        };
         let retention = Retention { store: stored.store.clone(), blobs: blobs.clone(), clock, config };
         retention.delete_logs(old).await.unwrap();
         assert_eq!((blobs.exists(&key(old)).await.unwrap(), blobs.exists(&key(young)).await.unwrap()), (false, true));

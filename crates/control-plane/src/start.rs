@@ -26,8 +26,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::{
-    AccessBook, AgentTokenBook, Announcer, AuditBook, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook, SourceShelf, Tokens,
-    announce_logs,
+    AccessBook, AgentTokenBook, Announcer, AuditBook, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook,
+    SourceShelf, Tokens, announce_logs,
 };
 use crate::broker::GitBroker;
 use crate::clones::{AllForges, SourceClones};
@@ -146,8 +146,7 @@ impl Orchestrator {
         let http = http_client()?;
         let forges = Arc::new(Forges::new(http.clone(), around.clock.clone(), config.local_paths.clone()));
         let sources = SourceBook::new(sealing.clone(), Arc::new(AllForges(forges)));
-        let broker =
-            GitBroker { store: store.clone(), sources: sources.clone(), http, clock: around.clock.clone() };
+        let broker = GitBroker { store: store.clone(), sources: sources.clone(), http, clock: around.clock.clone() };
         let dispatcher = dispatcher(&config, &instance, cluster_id, &store, &sources, &live, &around);
         let build = Build { config: &config, data: &data, around: &around, store: &store, stop: &stop, tasks: &tasks };
         let parts = build.parts(&instance, identity, sources, sealing, &dispatcher, &logs, live, started)?;

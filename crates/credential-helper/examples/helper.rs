@@ -67,7 +67,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let host = Host { protocol: "https".into(), host: "git.example.com".into(), case: Case::Ignored };
     let own = Repository::parse("https", "git.example.com", "acme/app", Case::Ignored)?;
     let scope = Scope { hosts: vec![host], own: Some(own) };
-    let git = GitCredentials::new(scope, Arc::new(Forge), Arc::new(Forge), Arc::new(ManualClock::new(Ts::from_micros(0))));
+    let git =
+        GitCredentials::new(scope, Arc::new(Forge), Arc::new(Forge), Arc::new(ManualClock::new(Ts::from_micros(0))));
     let service: Arc<dyn Service> = Arc::new(GitService(git.clone()));
     let dir = PathBuf::from(std::env::temp_dir()).join(format!("kici-example-{}", std::process::id()));
     let door = Door::open(&dir, nix::unistd::geteuid().as_raw(), [("git", service)].into())?;

@@ -147,9 +147,9 @@ pub fn authorize<'a>(facts: JobFacts<'a>, wish: &Wish<'_>) -> Result<Choice<'a>,
     if let Some((name, _)) = wish.permissions.iter().find(|(_, level)| *level > Level::Write) {
         return Err(Refusal::Admin(name.to_owned()));
     }
-    let of_source = facts.source.filter(|source| {
-        canonical_host(&source.protocol, wish.host).is_some_and(|host| host == source.host)
-    });
+    let of_source = facts
+        .source
+        .filter(|source| canonical_host(&source.protocol, wish.host).is_some_and(|host| host == source.host));
     let (protocol, case) = match of_source {
         Some(source) => (source.protocol.as_str(), source.case),
         None => ("https", Case::Significant),
@@ -236,8 +236,9 @@ fn own(facts: JobFacts<'_>) -> Option<Repository> {
 }
 
 fn same_owner(facts: JobFacts<'_>, repository: &Repository) -> Result<(), Refusal> {
-    let same = own(facts)
-        .is_some_and(|own| own.owner().is_some() && own.owner() == repository.owner() && own.host() == repository.host());
+    let same = own(facts).is_some_and(|own| {
+        own.owner().is_some() && own.owner() == repository.owner() && own.host() == repository.host()
+    });
     if same { Ok(()) } else { Err(Refusal::OtherOwner) }
 }
 

@@ -179,10 +179,9 @@ mod tests {
 
     #[test]
     fn either_clock_ends_a_grant() {
-        for late in [
-            Moment { wall: Duration::from_secs(1), ..at(600) },
-            Moment { monotonic: Duration::ZERO, ..at(600) },
-        ] {
+        for late in
+            [Moment { wall: Duration::from_secs(1), ..at(600) }, Moment { monotonic: Duration::ZERO, ..at(600) }]
+        {
             let mut table = GrantTable::default();
             add(&mut table, 1, "a", "contents=write", 600, 0);
             assert_eq!(table.size(late), 0, "{late:?}");

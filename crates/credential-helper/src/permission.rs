@@ -209,7 +209,8 @@ mod tests {
     #[test]
     fn what_is_no_permission_is_refused() {
         let long = format!("{}=read", "a".repeat(65));
-        for text in ["contents", "=read", "Contents=read", "contents=rw", "a-b=read", long.as_str(), "a=", "a\u{1b}=x"] {
+        for text in ["contents", "=read", "Contents=read", "contents=rw", "a-b=read", long.as_str(), "a=", "a\u{1b}=x"]
+        {
             let error = Permissions::parse([text]).expect_err(text).to_string();
             assert!(!error.contains('\u{1b}'), "{error}");
         }

@@ -144,11 +144,8 @@ mod tests {
 
     #[test]
     fn answers_are_lines_and_never_more_than_was_meant() {
-        let credential = |user: &str, secret: &str, expires_at| Credential {
-            user: user.into(),
-            secret: secret.into(),
-            expires_at,
-        };
+        let credential =
+            |user: &str, secret: &str, expires_at| Credential { user: user.into(), secret: secret.into(), expires_at };
         let printed = |c: Credential| c.print().map(|text| text.to_string());
         assert_eq!(printed(credential("u", "s", None)).unwrap(), "username=u\npassword=s\n\n");
         assert_eq!(

@@ -51,7 +51,9 @@ pub type Services = BTreeMap<&'static str, Arc<dyn Service>>;
 #[derive(Debug, thiserror::Error)]
 pub enum DoorError {
     /// The path is too long for a socket.
-    #[error("{0} is longer than the {MAX_PATH_BYTES} bytes that the path of a socket may have; set a shorter runtime_dir")]
+    #[error(
+        "{0} is longer than the {MAX_PATH_BYTES} bytes that the path of a socket may have; set a shorter runtime_dir"
+    )]
     TooLong(PathBuf),
     /// A directory or the socket.
     #[error("{path}: {error}")]

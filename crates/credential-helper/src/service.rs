@@ -272,8 +272,8 @@ impl GitCredentials {
                 state.live.push(Live { ask: ask.clone(), secret: minted.secret.clone(), grants: vec![id] });
             }
         }
-        let note = (minted.granted == Granted::Unscoped)
-            .then(|| "static credential, permissions not verifiable".to_owned());
+        let note =
+            (minted.granted == Granted::Unscoped).then(|| "static credential, permissions not verifiable".to_owned());
         let repository = ask.repository.to_string();
         self.memo.keep(Key { ask, grants: vec![id] }, minted, self.clock.now()).await;
         let (this, stop) = (Arc::clone(self), self.stop.clone());
@@ -340,7 +340,9 @@ impl GitCredentials {
         };
         let Some(repository) = repository else {
             let message = match want.repo {
-                Some(_) => "the repository is not OWNER/NAME, HOST/OWNER/NAME or a URL of a host that this job has credentials for",
+                Some(_) => {
+                    "the repository is not OWNER/NAME, HOST/OWNER/NAME or a URL of a host that this job has credentials for"
+                }
                 None => "this job has no repository of its own that needs credentials; name one with --repo",
             };
             return Err(self.turned_down("invalid", Code::Refused, message));

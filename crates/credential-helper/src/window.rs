@@ -52,12 +52,7 @@ impl WindowError {
 ///
 /// # Errors
 /// [`WindowError`] when the command did not run.
-pub async fn with_write(
-    socket: &Path,
-    want: &Want,
-    command: &[String],
-    say: impl Fn(&str),
-) -> Result<u8, WindowError> {
+pub async fn with_write(socket: &Path, want: &Want, command: &[String], say: impl Fn(&str)) -> Result<u8, WindowError> {
     let mut connection = Connection::open(socket).map_err(CallError::from)?;
     let window: Window = connection.call("git.open", want, OPEN_LIMIT)?;
     if let Some(note) = &window.note {

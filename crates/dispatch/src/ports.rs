@@ -29,6 +29,8 @@ pub struct CloneSource {
     pub url: String,
     /// User and password for this URL, for the fetch only.
     pub basic: Option<(String, SecretString)>,
+    /// The host of its source, see [`Clones::git_host`].
+    pub git_host: Option<GitHost>,
 }
 
 /// No clone source could be had.
@@ -61,7 +63,7 @@ pub struct GitHost {
 /// Clone sources with credentials for jobs.
 #[async_trait]
 pub trait Clones: Send + Sync {
-    /// The host of a source; none where git needs no credentials (a repository on a disk).
+    /// The host of a source; none where git needs no credentials (a repository on a disk). For jobs without a checkout.
     async fn git_host(&self, source: SourceId) -> Result<Option<GitHost>, CloneError>;
 
     /// The source for this job, with a credential that can only read it.

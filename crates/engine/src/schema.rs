@@ -282,7 +282,9 @@ fn git_credentials() -> Json {
     };
     let map = object(&keys::GIT_CREDENTIALS, &[], |key| match key {
         "repos" => patterns("Repositories (owner/name) besides the job's own that may be reached"),
-        "access" => json!({"enum": ["read", "write"], "default": "read", "description": "write: steps may push in windows"}),
+        "access" => {
+            json!({"enum": ["read", "write"], "default": "read", "description": "write: steps may push in windows"})
+        }
         "named" => json!({
             "type": "object",
             "description": "Credentials of the workflow's own",

@@ -19,6 +19,7 @@ use crate::spool::StepLog;
 use crate::steps::environment::{Variables, to_os};
 use crate::steps::exec::{Bounds, Ended, Output, follow};
 use crate::stop::{Stop, stopped};
+use ssh::{KeyFiles, SshKey};
 
 /// Waits before the second and third try after an error of the network.
 const RETRY_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
@@ -40,6 +41,8 @@ pub struct Source {
     pub depth: u32,
     /// User and password.
     pub basic: Option<(String, SecretString)>,
+    /// Key for `ssh`; none leaves it to the host's own. It is gone when the checkout is done.
+    pub ssh: Option<SshKey>,
 }
 
 /// Why there is no checkout.
@@ -74,6 +77,9 @@ pub enum CheckoutError {
         /// The limit.
         limit: Duration,
     },
+    /// A key of SSH.
+    #[error(transparent)]
+    Ssh(#[from] ssh::SshError),
     /// The job was told to stop.
     #[error("stopped")]
     Stopped(Stop),
@@ -130,7 +136,11 @@ impl Checkout<'_> {
 
     async fn fetch(&mut self, source: &Source) -> Result<(), CheckoutError> {
         let scheme = check(source)?;
-        let env = self.environment(source, scheme)?;
+        let keys = match scheme {
+            "ssh" => Some(KeyFiles::write(&self.scratch.join("ssh"), source.ssh.as_ref())?),
+            _ => None,
+        };
+        let env = self.environment(source, scheme, keys.as_ref())?;
         self.init(source)?;
         if source.sha.is_empty() {
             self.must(&env, "fetch", &fetch_args(source.depth, reference(source))).await?;
@@ -206,7 +216,7 @@ impl Checkout<'_> {
         append().map_err(|error| CheckoutError::Io { what: format!("writing {}", path.display()), error })
     }
 
-    fn environment(&self, source: &Source, scheme: &str) -> Result<Variables, CheckoutError> {
+    fn environment(&self, source: &Source, scheme: &str, keys: Option<&KeyFiles>) -> Result<Variables, CheckoutError> {
         let mut env = self.host.clone();
         let protocols = match scheme {
             "http" | "file" => format!("https:ssh:{scheme}"),
@@ -215,7 +225,7 @@ impl Checkout<'_> {
         let fixed = [("GIT_TERMINAL_PROMPT", "0"), ("GIT_ASKPASS", "/bin/false"), ("LC_ALL", "C")];
         env.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
         env.insert("GIT_ALLOW_PROTOCOL".to_owned(), protocols);
-        env.insert("GIT_SSH_COMMAND".to_owned(), "ssh -oBatchMode=yes -oStrictHostKeyChecking=accept-new".to_owned());
+        env.extend(keys.map(|keys| ("GIT_SSH_COMMAND".to_owned(), keys.command())));
         let mut config: Vec<(String, String)> = [
             ("credential.helper", ""),
             ("core.hooksPath", "/dev/null"),
@@ -370,5 +380,6 @@ fn quoted(value: &str) -> String {
 }
 
 mod redact;
+pub mod ssh;
 #[cfg(test)]
 mod tests;

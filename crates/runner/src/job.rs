@@ -216,6 +216,7 @@ impl Ctx {
                 sha: source.sha.clone(),
                 depth: source.depth,
                 basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
+                ssh: None,
             };
             if let Err(outcome) = self.checkout(&workspace, &scratch, &source, access, deadline).await {
                 return *outcome;

@@ -49,7 +49,8 @@ async fn agent(fake: &Fake, more: &[(&str, &str)]) -> Running {
 async fn agent_in(fake: &Fake, dir: TempDir, more: &[(&str, &str)], clock: Arc<dyn Clock>) -> Running {
     let (signals, from_test) = mpsc::channel(4);
     let config = config(&fake.url(), dir.path(), more);
-    let task = TaskTracker::new().spawn(async move { Agent::run(config, clock, from_test, Arc::new(NoServices)).await.expect("started") });
+    let task = TaskTracker::new()
+        .spawn(async move { Agent::run(config, clock, from_test, Arc::new(NoServices)).await.expect("started") });
     fake.registered().await;
     Running { signals, task, dir }
 }
@@ -400,7 +401,8 @@ async fn complaint_23_an_agent_that_is_told_to_stop_ends_though_nothing_is_ever_
     fake.shared.acks.store(true, Ordering::SeqCst);
     let config = config(&fake.url(), running_agent.dir.path(), &[]);
     let (_signals, from_test) = mpsc::channel(1);
-    let _next = TaskTracker::new().spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices)).await });
+    let _next = TaskTracker::new()
+        .spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices)).await });
     assert_eq!(fake.registered().await.outbox_pending.len(), 1);
     assert_eq!(fake.result(&job).await.state, "success");
     assert_eq!(fake.sealed(&job, "step-0-0").await, ["kept"]);

@@ -123,23 +123,33 @@ async fn everything(database: Option<String>) {
 
     assert!(log.contains("workflows=write (granted: none)"), "{log}");
     let branches = host.branches("acme/app");
-    assert!(["inside", "while-open", "watched", "main"].iter().all(|name| branches.iter().any(|b| b == name)), "{branches:?}");
+    assert!(
+        ["inside", "while-open", "watched", "main"].iter().all(|name| branches.iter().any(|b| b == name)),
+        "{branches:?}"
+    );
     assert!(!branches.iter().any(|name| name == "outside" || name == "after"), "{branches:?}");
     assert_eq!(host.branches("acme/lib"), ["lib-inside", "main"]);
     let seen = host.seen();
-    assert!(seen.iter().all(|seen| seen.repo != "acme/secret" || seen.token.is_none()), "no token went there: {seen:?}");
+    assert!(
+        seen.iter().all(|seen| seen.repo != "acme/secret" || seen.token.is_none()),
+        "no token went there: {seen:?}"
+    );
     let minted = host.minted();
     let write = |token: &str| minted.iter().any(|(minted, of)| minted == token && of.contains("write"));
     let pushed: Vec<_> = seen.iter().filter(|seen| seen.push && seen.status == 200).collect();
     assert!(pushed.iter().all(|seen| seen.token.as_deref().is_some_and(write)), "{pushed:?}");
     let read: Vec<_> = seen.iter().filter(|seen| !seen.push && seen.status == 200).collect();
-    assert!(!read.is_empty() && read.iter().all(|seen| seen.token.as_deref().is_some_and(|token| !write(token))), "{read:?}");
+    assert!(
+        !read.is_empty() && read.iter().all(|seen| seen.token.as_deref().is_some_and(|token| !write(token))),
+        "{read:?}"
+    );
 
     // The windows ended at the forge too.
     let alive: Vec<String> = host.fake.state().ends.keys().filter(|token| write(token)).cloned().collect();
     assert_eq!(alive, Vec::<String>::new());
     let rows = audit(&stack, run).await;
-    let of = |action: &str, outcome: &str| rows.iter().filter(|row| row.action == action && row.outcome == outcome).count();
+    let of =
+        |action: &str, outcome: &str| rows.iter().filter(|row| row.action == action && row.outcome == outcome).count();
     assert!(of("git_credential.mint", "allowed") >= 8 && of("git_credential.revoke", "allowed") >= 6, "{rows:#?}");
     let reasons: Vec<&str> = rows.iter().filter_map(|row| row.metadata.as_ref()?["reason"].as_str()).collect();
     assert!(reasons.iter().any(|reason| reason.contains("neither the job's own nor listed")), "{reasons:?}");
@@ -217,7 +227,8 @@ async fn a_static_credential_works_with_a_note_and_reading_is_the_default() {
         let metadata = row.metadata.as_ref().unwrap();
         metadata["scoped"] == false && metadata.get("granted").is_none()
     }));
-    assert!(rows.iter().any(|row| row.outcome == "denied" && row.metadata.as_ref().unwrap()["reason"].as_str().unwrap().contains("access: write")));
+    assert!(rows.iter().any(|row| row.outcome == "denied"
+        && row.metadata.as_ref().unwrap()["reason"].as_str().unwrap().contains("access: write")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

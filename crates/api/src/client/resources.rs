@@ -6,8 +6,8 @@ use reqwest::Method;
 
 use super::{Client, ClientError, NOTHING};
 use crate::dto::access_log::{AccessFilter, AccessView};
-use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
+use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Discard, DlqCount, Explanation};
 use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
 use crate::dto::logs::{LogQuery, LogRange};

@@ -10,8 +10,8 @@ use kici_engine::state::QueueStatus;
 use super::{Fake, NOW, World};
 use crate::dto::SecretText;
 use crate::dto::access_log::{AccessFilter, AccessView};
-use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::agents::{AgentFilter, AgentStatus, AgentView, DrainAgent};
+use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
 use crate::dto::queue::{AgentVerdict, QueueEntry, QueueExplanation, QueueFilter};
 use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceKind, SourceView, TriggerSource};
@@ -23,7 +23,9 @@ use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
 };
 use crate::page::{PageRequest, Slice};
-use crate::ports::{AccessLog, AdminTokens, AgentTokens, Agents, Answer, Audit, Caller, Events, Queue, Sources, System};
+use crate::ports::{
+    AccessLog, AdminTokens, AgentTokens, Agents, Answer, Audit, Caller, Events, Queue, Sources, System,
+};
 use crate::problem::{Code, Problem};
 
 impl Fake {

@@ -21,9 +21,10 @@ impl Audit for AuditBook {
             job_id: filter.job,
             action: filter.action.clone(),
             outcome: filter.outcome.clone(),
-            actor_id: filter.actor.as_ref().map(|actor| {
-                actor.split_once(':').map_or(actor.as_str(), |(_, id)| id).to_owned()
-            }),
+            actor_id: filter
+                .actor
+                .as_ref()
+                .map(|actor| actor.split_once(':').map_or(actor.as_str(), |(_, id)| id).to_owned()),
             from: filter.from,
             to: filter.to,
         };

@@ -16,11 +16,8 @@ fn basic(host: Option<&str>, repos: &[&str]) -> NamedCredential {
 }
 
 fn app(repos: &[&str]) -> NamedCredential {
-    let material = CredentialMaterial::GithubApp {
-        app_id: value("1"),
-        private_key: value("k"),
-        installation_id: value("2"),
-    };
+    let material =
+        CredentialMaterial::GithubApp { app_id: value("1"), private_key: value("k"), installation_id: value("2") };
     NamedCredential { material, ..basic(None, repos) }
 }
 

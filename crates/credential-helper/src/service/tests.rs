@@ -158,7 +158,11 @@ async fn a_window_lets_its_repository_write_and_no_other() {
     git.get(&app()).await.unwrap();
     assert_eq!(
         forge.asked(),
-        ["git.example/acme/app contents=write", "git.example/acme/lib contents=read", "git.example/acme/app contents=read"]
+        [
+            "git.example/acme/app contents=write",
+            "git.example/acme/lib contents=read",
+            "git.example/acme/app contents=read"
+        ]
     );
     git.close(id).await;
     assert_eq!(forge.revoked().len(), 1, "closing again changes nothing");
@@ -180,11 +184,8 @@ async fn what_the_forge_does_not_grant_is_listed_and_no_window_opens() {
 #[tokio::test(start_paused = true)]
 async fn a_static_credential_opens_a_window_with_a_note_and_is_never_revoked() {
     let (git, forge) = of(Forge::default());
-    let want = Want {
-        repo: Some("mirror.example:8443/Team/X".into()),
-        credential: Some("mirror".into()),
-        ..Want::default()
-    };
+    let want =
+        Want { repo: Some("mirror.example:8443/Team/X".into()), credential: Some("mirror".into()), ..Want::default() };
     let (id, window) = git.open(want).await.unwrap();
     assert_eq!(window.note.as_deref(), Some("static credential, permissions not verifiable"));
     git.get(&query("https", "mirror.example:8443", "Team/X")).await.unwrap();

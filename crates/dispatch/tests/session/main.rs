@@ -6,6 +6,7 @@ mod fanout;
 mod handover;
 mod reboot;
 mod registration;
+mod services;
 mod siblings;
 mod support;
 mod turns;

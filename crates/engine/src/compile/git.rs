@@ -50,9 +50,7 @@ impl Walk<'_> {
     }
 
     fn git_repos(&mut self, fields: Fields<'_>) -> Vec<String> {
-        fields
-            .get("repos")
-            .map_or_else(Vec::new, |entry| self.within("repos", |walk| walk.patterns(&entry.value)))
+        fields.get("repos").map_or_else(Vec::new, |entry| self.within("repos", |walk| walk.patterns(&entry.value)))
     }
 
     fn named_credentials(&mut self, node: &Node) -> BTreeMap<String, NamedCredential> {
@@ -75,8 +73,12 @@ impl Walk<'_> {
                 .expected(["up to 64 letters, digits, `_` and `-`"]);
         }
         if matches!(node.data, Data::Scalar(..)) && !node.is_null() {
-            self.fault("K0108", node.span, format!("a reference to a secret as credential `{name}` is not supported yet"))
-                .help("contexts with secrets do not exist yet; write a map with `kind` and `…_value` keys");
+            self.fault(
+                "K0108",
+                node.span,
+                format!("a reference to a secret as credential `{name}` is not supported yet"),
+            )
+            .help("contexts with secrets do not exist yet; write a map with `kind` and `…_value` keys");
             return None;
         }
         let kind = self.map(node)?.iter().find(|entry| entry.key == "kind");
@@ -97,7 +99,8 @@ impl Walk<'_> {
         let fields = self.fields(node, keys, &owner)?;
         let material = match kind {
             "basic" => {
-                let (user, token) = (self.material(fields, node, &owner, "user"), self.material(fields, node, &owner, "token"));
+                let (user, token) =
+                    (self.material(fields, node, &owner, "user"), self.material(fields, node, &owner, "token"));
                 CredentialMaterial::Basic { user: user?, token: token? }
             }
             _ => {
@@ -120,7 +123,8 @@ impl Walk<'_> {
         let key = format!("{field}_value");
         let Some(entry) = fields.get(&key) else {
             // A refused reference says enough.
-            let said = matches!(&node.data, Data::Map(entries) if entries.iter().any(|e| e.key == format!("{field}_secret")));
+            let said =
+                matches!(&node.data, Data::Map(entries) if entries.iter().any(|e| e.key == format!("{field}_secret")));
             if !said {
                 self.fault("K0101", node.span, format!("{owner} has no `{key}`"));
             }
@@ -131,7 +135,11 @@ impl Walk<'_> {
             let breaks = field != "private_key" && text.contains(char::is_control);
             if text.is_empty() || text.len() > MAX_MATERIAL_BYTES || breaks || text.contains('\0') {
                 // Without the text: it may be a secret.
-                walk.fault("K0205", entry.value.span, format!("`{field}_value` of {owner} is empty, too long or holds control characters"));
+                walk.fault(
+                    "K0205",
+                    entry.value.span,
+                    format!("`{field}_value` of {owner} is empty, too long or holds control characters"),
+                );
                 return None;
             }
             Some(Material::Value(text.to_owned()))

@@ -114,8 +114,7 @@ pub(crate) const RUNS_ON_ALL: KeySet = KeySet { accepted: &["exclude", "include"
 pub(crate) const HOST_GROUP: KeySet = KeySet { accepted: &["all"], planned: &[] };
 pub(crate) const CHECKOUT: KeySet =
     KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
-pub(crate) const GIT_CREDENTIALS: KeySet =
-    KeySet { accepted: &["access", "default", "named", "repos"], planned: &[] };
+pub(crate) const GIT_CREDENTIALS: KeySet = KeySet { accepted: &["access", "default", "named", "repos"], planned: &[] };
 pub(crate) const BASIC_CREDENTIAL: KeySet = KeySet {
     accepted: &["host", "kind", "repos", "token_value", "user_value"],
     planned: &["token_secret", "user_secret"],

@@ -93,6 +93,7 @@ fn source(dir: &Path, sha: &str) -> Source {
         sha: sha.into(),
         depth: 1,
         basic: None,
+        ssh: None,
     }
 }
 

@@ -71,13 +71,15 @@ mod tests {
         std::fs::set_permissions(&program, mode).expect("set");
         let config = HelperConfig::new(&program, Path::new("/run/a b/job.sock"), vec!["https://h:1".into()], false);
         let file = dir.path().join("config");
-        std::fs::write(&file, format!("[credential]\n\thelper = \"!echo username=other; #\"\n{}", config.file())).expect("written");
+        std::fs::write(&file, format!("[credential]\n\thelper = \"!echo username=other; #\"\n{}", config.file()))
+            .expect("written");
         let mut git = Command::new("git");
         git.args(["credential", "fill"]).env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin");
         git.env("GIT_CONFIG_GLOBAL", &file).env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_TERMINAL_PROMPT", "0");
         git.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
         let mut child = git.spawn().expect("git runs");
-        std::io::Write::write_all(&mut child.stdin.take().expect("a pipe"), b"protocol=https\nhost=h:1\npath=a/b\n\n").expect("taken");
+        std::io::Write::write_all(&mut child.stdin.take().expect("a pipe"), b"protocol=https\nhost=h:1\npath=a/b\n\n")
+            .expect("taken");
         let said = String::from_utf8(child.wait_with_output().expect("ended").stdout).expect("UTF-8");
         assert!(said.contains("path=a/b\n") && said.contains("username=4\n"), "{said}");
         assert!(said.contains("password=credential-helper --socket /run/a b/job.sock get\n"), "{said}");

@@ -289,7 +289,10 @@ impl AgentGateway for Service {
         Ok(Response::new(Box::pin(ReceiverStream::new(acks))))
     }
 
-    async fn git_credential(&self, _: Request<GitCredentialRequest>) -> Result<Response<GitCredentialResponse>, Status> {
+    async fn git_credential(
+        &self,
+        _: Request<GitCredentialRequest>,
+    ) -> Result<Response<GitCredentialResponse>, Status> {
         Err(Status::permission_denied("credential not available"))
     }
 

@@ -46,11 +46,14 @@ impl Changes for Recorder {
 #[derive(Default)]
 pub struct TestClones(pub Mutex<Option<CloneError>>);
 
+fn forge_example() -> GitHost {
+    GitHost { protocol: "https".into(), host: "forge.example".into(), ignore_case: true }
+}
+
 #[async_trait::async_trait]
 impl Clones for TestClones {
     async fn git_host(&self, _: SourceId) -> Result<Option<GitHost>, CloneError> {
-        let (protocol, host) = ("https".to_owned(), "forge.example".to_owned());
-        Ok(Some(GitHost { protocol, host, ignore_case: true }))
+        Ok(Some(forge_example()))
     }
 
     async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError> {
@@ -60,6 +63,7 @@ impl Clones for TestClones {
         Ok(CloneSource {
             url: format!("https://forge.example/{}.git", request.repo),
             basic: Some(("x-access-token".into(), "clone-secret".to_owned().into())),
+            git_host: Some(forge_example()),
         })
     }
 }
@@ -272,7 +276,7 @@ impl World {
                         priority: 0,
                         pinned_agent_id: None,
                         slot: None,
- git_credentials: None,
+                        git_credentials: None,
                     }),
                     _ => JobStart::Pending,
                 },
