@@ -14,7 +14,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".kici.agent.v1.LogData.data")
         .bytes(".kici.agent.v1.JobOffer.spec_json")
         // They carry credentials and rendered environments; `redact.rs` writes a Debug that does not show them.
-        .skip_debug([".kici.agent.v1.BasicAuth", ".kici.agent.v1.JobOffer"])
+        .skip_debug([
+            ".kici.agent.v1.BasicAuth",
+            ".kici.agent.v1.JobOffer",
+            ".kici.agent.v1.GitCredentialResponse",
+            ".kici.agent.v1.RevokeGitTokenRequest",
+        ])
         .compile_fds(descriptors)?;
     Ok(())
 }

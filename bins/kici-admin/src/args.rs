@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use url::Url;
 
 use crate::verbs::{
-    agent, agent_token, event, event_trust, host, orchestrator, queue, run, schedule, source, token, workflow,
+    agent, agent_token, audit, event, event_trust, host, orchestrator, queue, run, schedule, source, token, workflow,
 };
 
 /// Operate a KiCI orchestrator.
@@ -124,6 +124,9 @@ pub(crate) enum Command {
     /// The orchestrator itself
     #[command(subcommand)]
     Orchestrator(orchestrator::Verb),
+    /// Who got, or was refused, which secret
+    #[command(subcommand)]
+    Audit(audit::Verb),
     /// Check the orchestrator: 0 pass, 1 warn, 2 fail
     Diagnose,
     /// Print a completion script

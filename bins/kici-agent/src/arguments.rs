@@ -1,9 +1,30 @@
 //! The command line: one flag per key of the configuration.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
 use kici_runner::config::{KEYS, Sources};
+
+use crate::step;
+
+/// The arguments of the agent. Where the program was called as the command line of steps, or as git's helper, that is done and
+/// the error is how it ended.
+pub fn called() -> Result<ArgMatches, ExitCode> {
+    let name = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    if name.file_name().is_some_and(|name| name == "kici") {
+        return Err(step::run_as_kici(std::env::args_os()));
+    }
+    if std::env::args_os().nth(1).is_some_and(|first| first == "credential-helper") {
+        return Err(step::answer_git(std::env::args_os().skip(1)));
+    }
+    let matches = command().get_matches();
+    match matches.subcommand() {
+        Some(("step", arguments)) => Err(step::run(arguments)),
+        _ => Ok(matches),
+    }
+}
 
 /// What the program understands.
 pub fn command() -> Command {
@@ -15,6 +36,8 @@ pub fn command() -> Command {
         .arg(Arg::new("config").long("config").help("configuration file (/etc/kici/agent.toml)").global(true))
         .args(flags)
         .subcommand(Command::new("run").about("Run the agent; the default"))
+        .subcommand(step::helper_command())
+        .subcommand(step::command().name("step").about("What steps ask of their agent; `kici` in the PATH of a job"))
         .subcommand(
             Command::new("config").about("Check the configuration and print it").subcommand(Command::new("check")),
         )

@@ -1,22 +1,24 @@
-//! The agent: takes jobs from an orchestrator and runs them.
+//! The agent: takes jobs from an orchestrator and runs them. Inside a job the same program is git's credential helper and the
+//! command line of steps.
 
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod daemon;
+mod services;
+mod step;
 
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
 
-use kici_runner::agent::{Agent, signals};
 use kici_runner::config::Config;
 use kici_runner::session::EXIT_CONFIG;
-use kici_sys::clock::SystemClock;
-use kici_telemetry::{Service, TelemetryConfig};
 
 fn main() -> ExitCode {
+    let arguments = match arguments::called() {
+        Ok(arguments) => arguments,
+        Err(ended) => return ended,
+    };
     kici_sys::host::private_files();
-    let arguments = arguments::command().get_matches();
     let config = match Config::load(&arguments::sources(&arguments)) {
         Ok(config) => config,
         Err(problems) => {
@@ -28,30 +30,8 @@ fn main() -> ExitCode {
         print!("{}", config.describe());
         return ExitCode::SUCCESS;
     }
-    run(config).unwrap_or_else(|error| {
+    daemon::run(config).unwrap_or_else(|error| {
         eprintln!("kici-agent: {error:#}");
         ExitCode::FAILURE
     })
-}
-
-fn run(config: Config) -> anyhow::Result<ExitCode> {
-    kici_sys::host::forget_variables(&["KICI_AGENT_TOKEN"]);
-    kici_sys::host::set_dumpable(false)?;
-    kici_telemetry::init(&TelemetryConfig {
-        service: Service::Agent,
-        instance_id: config.agent_id.as_ref().map(ToString::to_string).unwrap_or_default(),
-        level: config.log_level.clone(),
-        format: config.log_format.parse()?,
-    })?;
-    // Fails only when a provider is there already, which is as good.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(2).max_blocking_threads(8).thread_keep_alive(Duration::from_secs(10)).enable_all();
-    let runtime = runtime.build()?;
-    let ended = runtime.block_on(async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?).await?) })?;
-    runtime.shutdown_timeout(Duration::from_secs(1));
-    if let Some(message) = ended.message {
-        eprintln!("kici-agent: {message}");
-    }
-    Ok(ExitCode::from(ended.exit))
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use fake::{Fake, job, offer, script, token};
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
+use kici_protocol::agent::{GitAccess, GitHost};
 use kici_sys::process::ProcessId;
 
 struct Killed(Child);
@@ -149,4 +150,102 @@ fn mistakes_in_the_configuration_are_told_and_exit_78() {
     let output = command(state.path()).args(check).stdout(Stdio::piped()).output().expect("runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("orchestrator_url = http://127.0.0.1:1"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_socket_of_a_job_is_private_and_gone_when_the_agent_comes_back_after_a_kill() {
+    let fake = Fake::start();
+    let state = tempfile::tempdir().expect("a directory");
+    let start = || {
+        let mut command = command(state.path());
+        command.env("KICI_ORCHESTRATOR_URL", fake.url()).env("KICI_AGENT_TOKEN", token());
+        command.env("KICI_RUNTIME_DIR", state.path().join("r"));
+        Killed(command.spawn().expect("the agent starts"))
+    };
+    let mut agent = start();
+    fake.registered().await;
+    let job = job(2, 1);
+    let run = "stat -c '%a %F' \"$KICI_SOCK\" \"$(dirname \"$KICI_SOCK\")\"; kici git token; echo code $?; sleep 600";
+    let mut offer = offer(&job, vec![script(&format!("set +e; {run}"))]);
+    let host = GitHost { protocol: "https".into(), host: "git.example".into(), ignore_case: true };
+    offer.git = Some(GitAccess { hosts: vec![host], repo: "acme/app".into() });
+    fake.send(Down::JobOffer(offer)).await;
+    fake.logged(&job, "step-0-0", "code").await;
+    let said = String::from_utf8_lossy(&fake.log(&job, "step-0-0").bytes).into_owned();
+    for part in ["600 socket", "700 directory", "no credential is available for git.example/acme/app", "code 3"] {
+        assert!(said.contains(part), "{part} is not in {said}");
+    }
+    let sockets = || std::fs::read_dir(state.path().join("r/j")).expect("there").count();
+    assert_eq!(sockets(), 1);
+    agent.kill();
+    assert_eq!(sockets(), 1);
+    let _agent = start();
+    fake.registered().await;
+    assert_eq!(sockets(), 0);
+}
+
+/// How a program ended: exit code, stdout, stderr.
+fn ran(
+    arg0: Option<&str>,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+    input: &[u8],
+) -> (Option<i32>, String, String) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = match arg0 {
+        Some(name) => {
+            let link = dir.path().join(name);
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kici-agent"), &link).expect("linked");
+            link
+        }
+        None => env!("CARGO_BIN_EXE_kici-agent").into(),
+    };
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env_clear()
+        .envs(variables.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    // It may have ended before it read anything.
+    let _ = std::io::Write::write_all(&mut child.stdin.take().expect("a pipe"), input);
+    let output = child.wait_with_output().expect("ended");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_helper_of_git_is_silent_whatever_is_wrong() {
+    let query: &[u8] = b"protocol=https\nhost=h\npath=a/b\n\n";
+    let calls: [&[&str]; 6] = [
+        &["credential-helper", "--socket", "/nowhere/job.sock", "get"],
+        &["credential-helper", "--socket", "/nowhere/job.sock", "store"],
+        &["credential-helper", "--socket", "/nowhere/job.sock", "capability"],
+        &["credential-helper", "--socket", "/nowhere/job.sock"],
+        &["credential-helper", "get"],
+        &["credential-helper", "--sokcet", "x", "get", "more"],
+    ];
+    for call in calls {
+        for input in [query, b"", b"\xff\0"] {
+            // Also with a configuration that would stop an agent.
+            let ended = ran(None, call, &[("KICI_NONSENSE", "1")], input);
+            assert_eq!(ended, (Some(0), String::new(), String::new()), "{call:?}");
+        }
+    }
+}
+
+#[test]
+fn the_command_of_steps_says_what_is_wrong() {
+    let (code, out, said) = ran(Some("kici"), &["git", "token"], &[], b"");
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(said.contains("KICI_SOCK"), "{said}");
+    let (code, _, said) = ran(Some("kici"), &["git", "with-write"], &[("KICI_SOCK", "/nowhere")], b"");
+    assert_eq!(code, Some(2), "{said}");
+    let (code, _, said) = ran(None, &["step", "git", "token"], &[("KICI_SOCK", "/nowhere")], b"");
+    assert!(code == Some(1) && said.contains("does not answer"), "{said}");
+    let wrong = ["git", "token", "--permission", "contents=everything"];
+    assert_eq!(ran(Some("kici"), &wrong, &[("KICI_SOCK", "/nowhere")], b"").0, Some(2));
+    assert_eq!(ran(Some("kici"), &["--help"], &[("KICI_SOCK", "/nowhere")], b"").0, Some(0));
 }

@@ -227,6 +227,8 @@ actions! {
     Diagnostics = "diagnostics" => PerMinute(1),
     /// Read the access log.
     AccessLogList = "access_log.list" => Always,
+    /// Read the audit log of secrets.
+    AuditList = "audit.list" => Always,
 }
 
 /// One access.

@@ -11,6 +11,7 @@ use kici_engine::ids::{AgentId, DeliveryRowId, EventId, JobId, RegistrationId, R
 
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
+use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::bus::{
     AddEventTrust, ChangeRegistration, DeadLetter, EmitEvent, EventDetail, EventEmitted, EventFilter,
     EventTrustVerdict, EventTrustView, EventView, LetterId, LetterRetried, RegistrationView, ScheduleView,
@@ -371,6 +372,13 @@ pub trait AccessLog: Send + Sync {
     async fn list(&self, caller: &Caller, filter: &AccessFilter, page: PageRequest) -> Answer<Slice<AccessView>>;
 }
 
+/// The audit log of secrets.
+#[async_trait]
+pub trait Audit: Send + Sync {
+    /// Entries, newest first.
+    async fn list(&self, caller: &Caller, filter: &AuditFilter, page: PageRequest) -> Answer<Slice<AuditView>>;
+}
+
 /// All ports, as the router holds them.
 #[derive(Clone)]
 pub struct Ports {
@@ -398,6 +406,8 @@ pub struct Ports {
     pub system: std::sync::Arc<dyn System>,
     /// The access log.
     pub access_log: std::sync::Arc<dyn AccessLog>,
+    /// The audit log of secrets.
+    pub audit: std::sync::Arc<dyn Audit>,
     /// Live changes: the program publishes, the router subscribes.
     pub live: std::sync::Arc<Hub>,
 }

@@ -7,8 +7,9 @@ use kici_engine::ids::SessionId;
 use kici_events::{Bus, Emit, EmitError, MAX_PAYLOAD_BYTES};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{
-    AgentFrame, CancelRebootRequest, CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused, LogChunk,
-    RequestRebootRequest, RequestRebootResponse, emit_event_response,
+    AgentFrame, CancelRebootRequest, CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused,
+    GitCredentialRequest, GitCredentialResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
+    RevokeGitTokenRequest, RevokeGitTokenResponse, emit_event_response,
 };
 use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
 use kici_store::model::{EventOrigin, JobRef};
@@ -16,6 +17,7 @@ use serde_json::{Value as Json, json};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::broker::GitBroker;
 use crate::logs::LogAppender;
 use crate::logs::service::{self, LogAcks};
 
@@ -24,6 +26,7 @@ pub(crate) struct Gateway {
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) bus: Bus,
     pub(crate) logs: LogAppender,
+    pub(crate) broker: GitBroker,
     pub(crate) tasks: TaskTracker,
 }
 
@@ -70,6 +73,27 @@ impl AgentGateway for Gateway {
         let session = session_id(&request)?;
         let until = self.dispatcher.job_asks_reboot(session, &request.into_inner()).await?;
         Ok(Response::new(RequestRebootResponse { pending_until_us: until.as_micros() }))
+    }
+
+    async fn git_credential(
+        &self,
+        request: Request<GitCredentialRequest>,
+    ) -> Result<Response<GitCredentialResponse>, Status> {
+        let session = session_id(&request)?;
+        let request = request.into_inner();
+        let (agent, job) = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        Ok(Response::new(self.broker.credential(&agent, job, &request).await?))
+    }
+
+    async fn revoke_git_token(
+        &self,
+        request: Request<RevokeGitTokenRequest>,
+    ) -> Result<Response<RevokeGitTokenResponse>, Status> {
+        let session = session_id(&request)?;
+        let request = request.into_inner();
+        let (agent, job) = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.broker.revoke(&agent, job, request).await?;
+        Ok(Response::new(RevokeGitTokenResponse {}))
     }
 
     async fn cancel_reboot(

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod background;
+mod broker;
 mod clones;
 pub mod config;
 pub mod data_dir;

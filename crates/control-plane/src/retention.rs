@@ -46,6 +46,7 @@ enum Rows {
     Traces,
     Deliveries,
     Events,
+    Audit,
 }
 
 /// The instant before which things are too old; none keeps them for ever.
@@ -79,6 +80,9 @@ impl Retention {
         if let Some(ttl) = self.events_ttl {
             gone += deleted("events", self.prune(Rows::Events, now.minus(ttl)).await?);
         }
+        if let Some(old) = before(now, keep.audit_days) {
+            gone += deleted("secret_audit_log", self.prune(Rows::Audit, old).await?);
+        }
         if let Some(old) = before(now, keep.runs_days) {
             gone += self.runs(old).await?;
         }
@@ -93,6 +97,7 @@ impl Retention {
                 Rows::Traces => self.store.traces_prune(old, BATCH).await?,
                 Rows::Deliveries => self.store.deliveries_prune(old, BATCH).await?,
                 Rows::Events => self.store.events_prune(old, BATCH).await?,
+                Rows::Audit => self.store.secret_audit_prune(old, BATCH).await?,
             };
             gone += some;
             if some < u64::from(BATCH) {
@@ -200,7 +205,14 @@ mod tests {
             blobs.put(&key(run), vec![1].into()).await.unwrap();
         }
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Ts::from_micros(1)));
-        let config = RetentionConfig { payload_days: 1, delivery_days: 1, queue_days: 1, logs_days: 1, runs_days: 1 };
+        let config = RetentionConfig {
+            payload_days: 1,
+            delivery_days: 1,
+            queue_days: 1,
+            logs_days: 1,
+            runs_days: 1,
+            audit_days: 1,
+        };
         let events_ttl = Some(Duration::from_secs(7 * 86_400));
         let retention = Retention { store: stored.store.clone(), blobs: blobs.clone(), clock, config, events_ttl };
         retention.delete_logs(old).await.unwrap();

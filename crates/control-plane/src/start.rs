@@ -29,9 +29,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::adapters::{
-    AccessBook, AgentTokenBook, Announcer, BusBook, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook,
+    AccessBook, AgentTokenBook, Announcer, AuditBook, BusBook, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook,
     SourceShelf, Tokens, announce_logs,
 };
+use crate::broker::GitBroker;
 use crate::clones::{AllForges, SourceClones};
 use crate::config::Config;
 use crate::data_dir::DataDir;
@@ -146,8 +147,10 @@ impl Orchestrator {
             .map_err(|error| StartError::System { what: "the log thread", problem: error.to_string() })?;
         let live = Hub::new();
         let sealing = Arc::new(Sealing(sealer(&config, &data)?));
-        let forges = Arc::new(Forges::new(http_client()?, around.clock.clone(), config.local_paths.clone()));
+        let http = http_client()?;
+        let forges = Arc::new(Forges::new(http.clone(), around.clock.clone(), config.local_paths.clone()));
         let sources = SourceBook::new(sealing.clone(), Arc::new(AllForges(forges)));
+        let broker = GitBroker { store: store.clone(), sources: sources.clone(), http, clock: around.clock.clone() };
         let dispatcher = dispatcher(&config, &instance, cluster_id, &store, &sources, &live, &around);
         let build = Build { config: &config, data: &data, around: &around, store: &store, stop: &stop, tasks: &tasks };
         let events = &config.events;
@@ -160,7 +163,7 @@ impl Orchestrator {
             .await
             .map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
         let listening = CancellationToken::new();
-        let gateway = Gateway { dispatcher: dispatcher.clone(), bus, logs, tasks: tasks.clone() };
+        let gateway = Gateway { dispatcher: dispatcher.clone(), bus, logs, broker, tasks: tasks.clone() };
         let intake =
             Intake { inbox: parts.inbox, node: parts.node.clone(), max_body_bytes: config.ingest.max_body_bytes };
         let halves = halves(parts.ports, intake, &around, gateway);
@@ -488,6 +491,7 @@ impl Build<'_> {
             queue: fleet,
             system: node.clone(),
             access_log,
+            audit: Arc::new(AuditBook { store: store.clone() }),
             live,
         };
         let background = Arc::new(Background {

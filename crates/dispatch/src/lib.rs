@@ -26,6 +26,7 @@ mod reboot;
 mod register;
 mod registry;
 mod routing;
+mod services;
 mod session;
 mod sweeps;
 mod timers;

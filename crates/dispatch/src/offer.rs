@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kici_engine::ids::JobId;
+use kici_engine::lock::GitCredentials;
 use kici_engine::plan::{self, Scope};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Ts;
 use kici_protocol::MAX_MESSAGE_BYTES;
-use kici_protocol::agent::{BasicAuth, CheckoutSource, JobOffer};
+use kici_protocol::agent::{BasicAuth, CheckoutSource, GitAccess, GitHost, JobOffer};
 use kici_protocol::common;
 use kici_store::Store;
 use kici_store::model::{ClaimedJob, JobRef};
@@ -17,7 +18,7 @@ use secrecy::ExposeSecret;
 use crate::activate::{needs_of, run_info};
 use crate::config::DispatchConfig;
 use crate::locks::{LockError, Locks};
-use crate::ports::{CloneError, CloneRequest, Clones};
+use crate::ports::{self, CloneError, CloneRequest, Clones};
 
 /// Room for the frame around the offer.
 const FRAME_OVERHEAD: usize = 64;
@@ -80,10 +81,16 @@ impl OfferMaker<'_> {
         })?;
         let spec_json =
             serde_json::to_vec(&spec).map_err(|error| OfferError::Fail(FailureReason::ExprError, error.to_string()))?;
-        let checkout = match lock_job.checkout.enabled {
-            true => Some(self.checkout(claimed, lock_job.checkout.depth).await?),
-            false => None,
+        let declared = lock_job.git_credentials.as_ref();
+        let (checkout, host) = if lock_job.checkout.enabled {
+            let (checkout, host) = self.checkout(claimed, lock_job.checkout.depth).await?;
+            (Some(checkout), host)
+        } else if declared.is_some_and(|declared| !declared.enabled) {
+            (None, None)
+        } else {
+            (None, self.clones.git_host(claimed.run.source_id).await.map_err(refused)?)
         };
+        let git = git_access(&claimed.run.repo, declared, host);
         let mask = checkout.iter().filter_map(|c| c.basic.as_ref()).map(|basic| basic.secret.clone()).collect();
         let grace = lock_job.grace_period_ms.map_or(self.config.default_grace, Duration::from_millis);
         let offer = JobOffer {
@@ -99,12 +106,17 @@ impl OfferMaker<'_> {
             job_timeout_ms: claimed.job.timeout.map_or(0, millis),
             grace_period_ms: millis(grace.min(self.config.max_grace)),
             issued_at_us: self.now.as_micros(),
+            git,
         };
         fits(&offer)?;
         Ok(offer)
     }
 
-    async fn checkout(&self, claimed: &ClaimedJob, depth: u32) -> Result<CheckoutSource, OfferError> {
+    async fn checkout(
+        &self,
+        claimed: &ClaimedJob,
+        depth: u32,
+    ) -> Result<(CheckoutSource, Option<ports::GitHost>), OfferError> {
         let request = CloneRequest {
             run_id: claimed.run.id,
             job_id: claimed.job.id,
@@ -113,18 +125,42 @@ impl OfferMaker<'_> {
             git_ref: claimed.run.git_ref.clone(),
             sha: claimed.run.sha.clone(),
         };
-        let source = self.clones.source(&request).await.map_err(|error| match error {
-            CloneError::Transient(message) => OfferError::Undo(message),
-            CloneError::Permanent { reason, message } => OfferError::Fail(reason, message),
-        })?;
+        let source = self.clones.source(&request).await.map_err(refused)?;
         let basic = source.basic.map(|(user, secret)| BasicAuth { user, secret: secret.expose_secret().to_owned() });
-        Ok(CheckoutSource {
+        let checkout = CheckoutSource {
             url: source.url,
             git_ref: request.git_ref.unwrap_or_default(),
             sha: request.sha,
             depth,
             basic,
-        })
+        };
+        Ok((checkout, source.git_host))
+    }
+}
+
+/// What git may ask credentials for: the source's host, and those of the credentials that the workflow brings.
+fn git_access(repo: &str, declared: Option<&GitCredentials>, source: Option<ports::GitHost>) -> Option<GitAccess> {
+    if declared.is_some_and(|declared| !declared.enabled) {
+        return None;
+    }
+    let repo = source.as_ref().map_or_else(String::new, |_| repo.to_owned());
+    let mut hosts: Vec<GitHost> = source
+        .into_iter()
+        .map(|host| GitHost { protocol: host.protocol, host: host.host, ignore_case: host.ignore_case })
+        .collect();
+    let named = declared.into_iter().flat_map(|declared| declared.named.values());
+    for host in named.filter_map(|credential| credential.host.as_ref()) {
+        if !hosts.iter().any(|known| known.host == *host) {
+            hosts.push(GitHost { protocol: "https".to_owned(), host: host.clone(), ignore_case: false });
+        }
+    }
+    (!hosts.is_empty()).then_some(GitAccess { hosts, repo })
+}
+
+fn refused(error: CloneError) -> OfferError {
+    match error {
+        CloneError::Transient(message) => OfferError::Undo(message),
+        CloneError::Permanent { reason, message } => OfferError::Fail(reason, message),
     }
 }
 
@@ -168,5 +204,35 @@ mod tests {
         assert_eq!(read_ref(Some(&wire)), Ok(job));
         let bad = common::JobRef { job_id: "nope".into(), ..wire };
         assert!(read_ref(Some(&bad)).unwrap_err().starts_with("job.job_id: "));
+    }
+
+    #[test]
+    fn git_asks_at_the_source_first_and_at_the_hosts_of_declared_credentials() {
+        use kici_engine::lock::{CredentialMaterial, Material, NamedCredential};
+        let value = |text: &str| Material::Value(text.to_owned());
+        let material = CredentialMaterial::Basic { user: value("u"), token: value("t") };
+        let named = |host: Option<&str>| NamedCredential {
+            host: host.map(str::to_owned),
+            repos: Vec::new(),
+            material: material.clone(),
+        };
+        let all = [("a", named(Some("mirror.example"))), ("b", named(None)), ("c", named(Some("forge.example")))];
+        let all = all.map(|(name, credential)| (name.to_owned(), credential)).into();
+        let declared = GitCredentials { named: all, ..GitCredentials::default() };
+        let off = GitCredentials { enabled: false, ..declared.clone() };
+        let source = || {
+            let (protocol, host) = ("https".to_owned(), "forge.example".to_owned());
+            Some(ports::GitHost { protocol, host, ignore_case: true })
+        };
+        let hosts = |declared: Option<&GitCredentials>, source| {
+            let access = git_access("acme/app", declared, source)?;
+            let hosts: Vec<String> = access.hosts.into_iter().map(|host| host.host).collect();
+            Some((hosts.join(" "), access.repo))
+        };
+        let of = |hosts: &str, repo: &str| Some((hosts.to_owned(), repo.to_owned()));
+        assert_eq!(hosts(None, source()), of("forge.example", "acme/app"));
+        assert_eq!(hosts(Some(&declared), source()), of("forge.example mirror.example", "acme/app"));
+        assert_eq!(hosts(Some(&declared), None), of("mirror.example forge.example", ""));
+        assert_eq!((hosts(Some(&off), source()), hosts(None, None)), (None, None));
     }
 }

@@ -29,6 +29,8 @@ pub struct CloneSource {
     pub url: String,
     /// User and password for this URL, for the fetch only.
     pub basic: Option<(String, SecretString)>,
+    /// The host of its source, see [`Clones::git_host`].
+    pub git_host: Option<GitHost>,
 }
 
 /// No clone source could be had.
@@ -47,9 +49,23 @@ pub enum CloneError {
     },
 }
 
+/// Where git reaches the repositories of a source with credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GitHost {
+    /// `https` or `http`.
+    pub protocol: String,
+    /// In lower case, with its port unless that is the usual one.
+    pub host: String,
+    /// Owners and names that differ in case are the same.
+    pub ignore_case: bool,
+}
+
 /// Clone sources with credentials for jobs.
 #[async_trait]
 pub trait Clones: Send + Sync {
+    /// The host of a source; none where git needs no credentials (a repository on a disk). For jobs without a checkout.
+    async fn git_host(&self, source: SourceId) -> Result<Option<GitHost>, CloneError>;
+
     /// The source for this job, with a credential that can only read it.
     async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError>;
 }

@@ -12,9 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::hosts::{HostSelector, OnUnreachable};
 use crate::state::{FailureClass, JobStatus};
 
+mod git;
 mod step;
 mod trigger;
 
+pub use git::{CredentialMaterial, GitAccess, GitCredentials, MAX_NAMED, Material, NamedCredential};
 pub use step::{
     Action, Backoff, Check, Composite, Emit, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB,
     Requirement, Rule, Step, StepRetry, WaitFor,
@@ -208,6 +210,9 @@ pub struct Job {
     /// Whether and how the commit is checked out.
     #[serde(default)]
     pub checkout: Checkout,
+    /// The git credentials of its steps; absent is the default of [`GitCredentials`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub git_credentials: Option<GitCredentials>,
     /// Named results for the jobs that need this one; templates over `steps`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, Value>,
@@ -259,6 +264,7 @@ impl Job {
             rules: Vec::new(),
             env: BTreeMap::new(),
             checkout: Checkout::default(),
+            git_credentials: None,
             outputs: BTreeMap::new(),
             timeout_ms: None,
             grace_period_ms: None,

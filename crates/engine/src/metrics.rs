@@ -69,6 +69,7 @@ catalogue! {
     Orchestrator {
         Counter "kici_orch_access_log_dropped_total" [] "": "Entries of the access log that could not be written.";
         Gauge "kici_orch_agents_active" [] "": "Agents that are connected and registered here.";
+        Counter "kici_orch_credential_requests_total" ["kind", "result"] "": "Git credentials that jobs asked for.";
         Counter "kici_orch_db_conflicts_total" ["operation"] "": "Transactions that were run again because others changed the same rows.";
         Counter "kici_orch_db_errors_total" ["kind"] "": "Writes that the database failed.";
         Histogram "kici_orch_db_write_batch_size" [] "" SIZES: "State changes that were committed together.";
@@ -125,6 +126,7 @@ catalogue! {
     Agent {
         Histogram "kici_agent_clone_duration_seconds" [] "seconds" LONG: "Duration of checkouts.";
         Gauge "kici_agent_connected" [] "": "1 while the session with the orchestrator is open.";
+        Counter "kici_agent_credential_requests_total" ["outcome"] "": "Git credentials and write windows that steps asked for.";
         Gauge "kici_agent_jobs_active" [] "": "Jobs that are running here.";
         Counter "kici_agent_jobs_total" ["status"] "": "Jobs that ended.";
         Gauge "kici_agent_log_backpressure_active" [] "": "1 while output of steps is held back.";

@@ -221,6 +221,7 @@ fn job_key(key: &str) -> Json {
                 json!({"type": "integer", "minimum": 0, "description": "Commits of history; 0 is all"})
             })],
         }),
+        "git_credentials" => git_credentials(),
         "run" => json!({"type": "string", "description": "One script, instead of steps"}),
         _ => json!({
             "type": "array",
@@ -230,6 +231,36 @@ fn job_key(key: &str) -> Json {
             "maxItems": 256,
         }),
     }
+}
+
+fn git_credentials() -> Json {
+    let patterns = |what: &str| reference("strings", what);
+    let part = |kind: &str, set: &KeySet| {
+        object(set, &["kind"], |key| match key {
+            "kind" => json!({"const": kind}),
+            "host" => json!({"type": "string", "description": "The host that it is for; the source's if absent"}),
+            "repos" => patterns("Repositories (owner/name) that it is used for without being named"),
+            "app_id_value" | "installation_id_value" => json!({"type": ["string", "integer"]}),
+            _ => json!({"type": "string"}),
+        })
+    };
+    let map = object(&keys::GIT_CREDENTIALS, &[], |key| match key {
+        "repos" => patterns("Repositories (owner/name) besides the job's own that may be reached"),
+        "access" => {
+            json!({"enum": ["read", "write"], "default": "read", "description": "write: steps may push in windows"})
+        }
+        "named" => json!({
+            "type": "object",
+            "description": "Credentials of the workflow's own",
+            "maxProperties": crate::lock::MAX_NAMED,
+            "additionalProperties": {"anyOf": [
+                part("basic", &keys::BASIC_CREDENTIAL),
+                part("github_app", &keys::GITHUB_APP_CREDENTIAL),
+            ]},
+        }),
+        _ => json!({"type": "string", "description": "The one under named that applies where none is asked for"}),
+    });
+    json!({"description": "What git may reach in the steps", "anyOf": [{"type": "boolean"}, map]})
 }
 
 fn retry() -> Json {

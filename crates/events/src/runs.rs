@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kici_engine::event::Event;
 use kici_engine::ids::{DeliveryRowId, EventId, IdSource, JobId, RegistrationId, RunId, SourceId};
-use kici_engine::lock::Workflow;
+use kici_engine::lock::{GitCredentials, Workflow};
 use kici_engine::plan::{Activation, JobPlan, RunPlan, Start, wants_payload};
 use kici_engine::time::{Clock, Ts};
 use kici_store::model::{JobStart, NewJob, NewNeed, NewRun, QueueEntry};
@@ -80,7 +80,7 @@ impl RunMaker<'_> {
         let lock = lock_form(workflow);
         let expires_at = self.queue_timeout.map(|timeout| self.clock.now().plus(timeout));
         let needs = plan.jobs.iter().flat_map(edges).collect();
-        let jobs = plan.jobs.into_iter().map(|job| self.job(job, origin.machine_id, expires_at)).collect();
+        let jobs = plan.jobs.into_iter().map(|job| self.job(job, workflow, origin.machine_id, expires_at)).collect();
         NewRun {
             id,
             org: origin.org.to_owned(),
@@ -108,10 +108,11 @@ impl RunMaker<'_> {
         }
     }
 
-    fn job(&self, job: JobPlan, machine_id: Option<&str>, expires_at: Option<Ts>) -> NewJob {
+    fn job(&self, job: JobPlan, workflow: &Workflow, machine_id: Option<&str>, expires_at: Option<Ts>) -> NewJob {
+        let git = workflow.jobs.get(job.job_index).and_then(|job| job.git_credentials.clone());
         NewJob {
             id: JobId::mint(self.ids),
-            start: start(job.start, machine_id, expires_at),
+            start: start(job.start, machine_id, expires_at, git),
             name: job.name,
             base_name: job.base_name,
             // A workflow has at most 256 jobs.
@@ -145,7 +146,12 @@ fn edges(job: &JobPlan) -> impl Iterator<Item = NewNeed> + '_ {
     })
 }
 
-fn start(start: Start, machine_id: Option<&str>, expires_at: Option<Ts>) -> JobStart {
+fn start(
+    start: Start,
+    machine_id: Option<&str>,
+    expires_at: Option<Ts>,
+    git_credentials: Option<GitCredentials>,
+) -> JobStart {
     match start {
         Start::AfterNeeds => JobStart::Pending,
         Start::Now(Activation::Enqueue { selector, pinned, slot }) => JobStart::Queued(QueueEntry {
@@ -155,6 +161,7 @@ fn start(start: Start, machine_id: Option<&str>, expires_at: Option<Ts>) -> JobS
             priority: 0,
             pinned_agent_id: pinned,
             slot,
+            git_credentials,
         }),
         Start::Now(Activation::Skip { reason }) => JobStart::Skipped { reason },
         Start::Now(Activation::Fail { reason, message }) => JobStart::Failed { reason, message },

@@ -1,5 +1,6 @@
 //! The port to a forge.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -32,6 +33,30 @@ pub trait Forge: Send + Sync {
     /// # Errors
     /// [`ForgeError`] when no credential can be had.
     async fn clone_source(&self, repo: &str, sha: &str, git_ref: Option<&str>) -> Result<CloneSource, ForgeError>;
+
+    /// Where git reaches the repositories of this source with credentials from [`Forge::mint`]; none where it needs none.
+    fn git_host(&self) -> Option<GitHost> {
+        None
+    }
+
+    /// A fresh credential for one repository. `permissions` are names of the forge with `read` or `write`; what comes back says
+    /// what the forge granted, which may be less.
+    ///
+    /// # Errors
+    /// [`ForgeError`]; `Unsupported` where a source has no credentials.
+    async fn mint(&self, repo: &str, permissions: &BTreeMap<String, String>) -> Result<Minted, ForgeError> {
+        let _ = permissions;
+        Err(ForgeError::Unsupported { what: format!("a credential for `{repo}`") })
+    }
+
+    /// Ends a token of [`Forge::mint`]. A token that is over already is no error.
+    ///
+    /// # Errors
+    /// [`ForgeError`].
+    async fn revoke(&self, token: &SecretString) -> Result<(), ForgeError> {
+        let _ = token;
+        Err(ForgeError::Unsupported { what: "ending a token".to_owned() })
+    }
 
     /// The head of `branch`, or of the default branch when `None`.
     ///
@@ -74,6 +99,41 @@ pub struct BasicAuth {
     pub username: String,
     /// Password or token.
     pub password: SecretString,
+}
+
+/// Where git reaches repositories.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GitHost {
+    /// `https` or `http`.
+    pub protocol: String,
+    /// In lower case, with its port unless that is the usual one.
+    pub host: String,
+    /// Owners and names that differ in case are the same.
+    pub ignore_case: bool,
+}
+
+impl GitHost {
+    /// The host of an `https` or `http` address.
+    pub(crate) fn of_url(url: &str, ignore_case: bool) -> Option<Self> {
+        let url = url::Url::parse(url).ok()?;
+        // `port` leaves the usual one out.
+        let host = match (url.host_str()?, url.port()) {
+            (host, Some(port)) => format!("{host}:{port}"),
+            (host, None) => host.to_owned(),
+        };
+        Some(Self { protocol: url.scheme().to_owned(), host, ignore_case })
+    }
+}
+
+/// A credential that was made for one use.
+#[derive(Clone, Debug)]
+pub struct Minted {
+    /// User and secret.
+    pub auth: BasicAuth,
+    /// What the forge granted, by name.
+    pub permissions: BTreeMap<String, String>,
+    /// When it ends.
+    pub expires_at: Ts,
 }
 
 /// Where a branch stands.
@@ -142,6 +202,12 @@ pub enum ForgeError {
         what: String,
         /// What went wrong.
         problem: String,
+    },
+    /// This kind of source cannot do that.
+    #[error("{what} is not something that this kind of source has")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
     },
     /// The source has no repository to ask.
     #[error("source `{0}` has no repository")]

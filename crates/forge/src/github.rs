@@ -4,7 +4,9 @@ mod api;
 mod auth;
 mod deliveries;
 mod files;
+mod grants;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -17,7 +19,7 @@ use serde::Deserialize;
 pub use api::Retry;
 
 use crate::cache::{Key, WorkflowCache};
-use crate::forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, Head};
+use crate::forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, GitHost, Head, Minted};
 use crate::github::api::Api;
 use crate::github::auth::{Access, App};
 use crate::local::{check_sha, is_branch_name};
@@ -59,6 +61,13 @@ impl Github {
             cache,
             limits,
         })
+    }
+
+    /// Uses this installation of the App for every repository, without asking which one a repository has.
+    #[must_use]
+    pub fn with_installation(mut self, installation: u64) -> Self {
+        self.app.fixed_installation = Some(installation);
+        self
     }
 
     /// Another waiting time between tries; for tests.
@@ -166,9 +175,22 @@ impl Forge for Github {
             url: format!("{}/{repo}.git", self.web),
             git_ref: git_ref.map(str::to_owned),
             sha: sha.to_owned(),
-            auth: Some(BasicAuth { username: "x-access-token".to_owned(), password: token }),
+            auth: Some(BasicAuth { username: grants::TOKEN_USER.to_owned(), password: token }),
             expires_at: Some(expires_at),
         })
+    }
+
+    fn git_host(&self) -> Option<GitHost> {
+        GitHost::of_url(&self.web, true)
+    }
+
+    async fn mint(&self, repo: &str, permissions: &BTreeMap<String, String>) -> Result<Minted, ForgeError> {
+        check_repo(repo)?;
+        self.app.grant(&self.api, repo, permissions).await
+    }
+
+    async fn revoke(&self, token: &SecretString) -> Result<(), ForgeError> {
+        self.app.revoke(&self.api, token).await
     }
 
     async fn head(&self, repo: &str, branch: Option<&str>) -> Result<Head, ForgeError> {

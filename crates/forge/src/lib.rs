@@ -22,7 +22,7 @@ pub mod verify;
 mod workflows;
 
 pub use cache::WorkflowCache;
-pub use forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, Head};
+pub use forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, GitHost, Head, Minted};
 pub use forges::Forges;
 pub use headers::Headers;
 pub use source::{

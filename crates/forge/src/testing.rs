@@ -4,6 +4,7 @@ mod routes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kici_engine::time::{Clock, Ts};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +19,8 @@ const PUBLIC_KEY: &str = include_str!("testing/app-key.pub.pem");
 pub struct FakeRepo {
     /// Number of the App's installation; `None` = not installed.
     pub installation: Option<u64>,
+    /// What the installation may do, by permission; empty = everything.
+    pub permissions: BTreeMap<String, String>,
     /// Default branch.
     pub default_branch: String,
     /// Commit of each branch.
@@ -67,6 +70,26 @@ pub struct FakeState {
     pub calls: Vec<String>,
     /// Tokens given out: (token, repository name, permissions).
     pub minted: Vec<(String, String, String)>,
+    /// When each token ends.
+    pub ends: HashMap<String, Ts>,
+    /// How much later it is for tokens than for everything else: an hour makes all tokens of the past hour invalid.
+    pub tokens_ahead: Duration,
+    /// How long tokens live; zero is an hour.
+    pub token_life: Duration,
+}
+
+impl FakeState {
+    /// Whether a token is good for a repository (`owner/name`) at `now`, to write or only to read.
+    pub fn admits(&self, token: &str, repo: &str, write: bool, now: Ts) -> bool {
+        let alive = self.ends.get(token).is_some_and(|end| now.plus(self.tokens_ahead) < *end);
+        let name = repo.split_once('/').map_or("", |(_, name)| name);
+        alive
+            && self.minted.iter().any(|(minted, of, permissions)| {
+                let permissions: BTreeMap<String, String> = serde_json::from_str(permissions).unwrap_or_default();
+                let level = permissions.get("contents").map_or("none", String::as_str);
+                minted == token && of == name && (level == "write" || (level == "read" && !write))
+            })
+    }
 }
 
 /// A running fake. Stops when dropped.

@@ -272,3 +272,39 @@ async fn one_file_is_read_at_a_commit_if_it_is_small_enough() {
     w.fault("contents", 403, &[]);
     assert!(read(".kici/workflows/ci.yaml", 100).await.is_err(), "no answer is not \"not there\"");
 }
+
+fn permissions(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, level)| ((*name).to_owned(), (*level).to_owned())).collect()
+}
+
+#[tokio::test]
+async fn a_token_for_a_job_is_fresh_each_time_and_ends_when_it_is_revoked() {
+    let w = world().await;
+    let wanted = permissions(&[("contents", "write")]);
+    let first = w.github.mint(REPO, &wanted).await.unwrap();
+    let second = w.github.mint(REPO, &wanted).await.unwrap();
+    let (one, two) = (first.auth.password.expose_secret(), second.auth.password.expose_secret());
+    assert_ne!(one, two);
+    assert_eq!((&first.permissions, first.expires_at), (&wanted, w.clock.now().plus(Duration::from_secs(3600))));
+    assert!(!format!("{first:?}").contains(one));
+    let admits = |token: &str, write| w.fake.state().admits(token, REPO, write, w.clock.now());
+    assert!(admits(one, true) && admits(two, true));
+    w.github.revoke(&first.auth.password).await.unwrap();
+    w.github.revoke(&first.auth.password).await.unwrap();
+    assert!(!admits(one, false) && admits(two, false));
+    w.clock.advance(Duration::from_secs(3600));
+    assert!(!admits(two, false));
+}
+
+#[tokio::test]
+async fn a_token_holds_what_the_installation_has_and_says_so() {
+    let w = world().await;
+    let held = permissions(&[("contents", "read"), ("metadata", "read")]);
+    w.fake.state().repos.get_mut(REPO).unwrap().permissions = held;
+    let wanted = permissions(&[("contents", "write"), ("workflows", "write")]);
+    let minted = w.github.mint(REPO, &wanted).await.unwrap();
+    assert_eq!(minted.permissions, permissions(&[("contents", "read")]));
+    let error = w.github.mint(REPO, &permissions(&[("workflows", "write")])).await.unwrap_err();
+    assert!(!error.is_retryable() && error.to_string().contains("none of the permissions"), "{error}");
+    assert_eq!(w.github.git_host().map(|host| (host.protocol, host.ignore_case)), Some(("http".into(), true)));
+}

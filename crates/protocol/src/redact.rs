@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::agent::{BasicAuth, JobOffer};
+use crate::agent::{BasicAuth, GitCredentialResponse, JobOffer, RevokeGitTokenRequest};
 
 impl fmt::Debug for BasicAuth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,6 +22,22 @@ impl fmt::Debug for JobOffer {
     }
 }
 
+impl fmt::Debug for GitCredentialResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GitCredentialResponse").field("expires_at_us", &self.expires_at_us).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for RevokeGitTokenRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RevokeGitTokenRequest")
+            .field("job", &self.job)
+            .field("host", &self.host)
+            .field("repo", &self.repo)
+            .finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,6 +52,11 @@ mod tests {
             spec_json: "hush env".into(),
             ..Default::default()
         };
+        let minted = GitCredentialResponse { secret: "ghs_hush".into(), ..Default::default() };
+        let revoke = RevokeGitTokenRequest { secret: "ghs_hush".into(), ..Default::default() };
+        for text in [format!("{minted:?}"), format!("{revoke:?}")] {
+            assert!(!text.contains("hush"), "{text}");
+        }
         for text in [format!("{offer:?}"), format!("{basic:?}"), format!("{:?}", offer.checkout)] {
             assert!(!text.contains("hush"), "{text}");
         }

@@ -13,14 +13,18 @@ use kici_sys::process::{Spawn, Tree};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 
+use crate::credentials::HelperConfig;
 use crate::mask::Masker;
 use crate::spool::StepLog;
 use crate::steps::environment::{Variables, to_os};
 use crate::steps::exec::{Bounds, Ended, Output, follow};
 use crate::stop::{Stop, stopped};
+use ssh::{KeyFiles, SshKey};
 
 /// Waits before the second and third try after an error of the network.
 const RETRY_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+/// Limit of a command that asks nobody.
+const LOCAL_LIMIT: Duration = Duration::from_secs(10);
 /// How much history is fetched when the server does not give a commit by its name and the branch has moved on.
 const DEEPEN: u32 = 50;
 
@@ -37,6 +41,8 @@ pub struct Source {
     pub depth: u32,
     /// User and password.
     pub basic: Option<(String, SecretString)>,
+    /// Key for `ssh`; none leaves it to the host's own. It is gone when the checkout is done.
+    pub ssh: Option<SshKey>,
 }
 
 /// Why there is no checkout.
@@ -71,6 +77,9 @@ pub enum CheckoutError {
         /// The limit.
         limit: Duration,
     },
+    /// A key of SSH.
+    #[error(transparent)]
+    Ssh(#[from] ssh::SshError),
     /// The job was told to stop.
     #[error("stopped")]
     Stopped(Stop),
@@ -100,6 +109,8 @@ pub struct Checkout<'a> {
     pub log: &'a mut StepLog,
     /// Gets the credential before git does.
     pub masker: &'a Arc<Masker>,
+    /// What git is told in the clone, for the steps.
+    pub helper: Option<&'a HelperConfig>,
     /// Now.
     pub clock: &'a dyn Clock,
     /// Told to stop.
@@ -118,8 +129,18 @@ impl Checkout<'_> {
     /// # Errors
     /// [`CheckoutError`]; the workspace is then of no use.
     pub async fn run(&mut self, source: &Source) -> Result<(), CheckoutError> {
+        self.fetch(source).await?;
+        // Only now: the fetch has a credential of its own.
+        self.tell_helper()
+    }
+
+    async fn fetch(&mut self, source: &Source) -> Result<(), CheckoutError> {
         let scheme = check(source)?;
-        let env = self.environment(source, scheme)?;
+        let keys = match scheme {
+            "ssh" => Some(KeyFiles::write(&self.scratch.join("ssh"), source.ssh.as_ref())?),
+            _ => None,
+        };
+        let env = self.environment(source, scheme, keys.as_ref())?;
         self.init(source)?;
         if source.sha.is_empty() {
             self.must(&env, "fetch", &fetch_args(source.depth, reference(source))).await?;
@@ -185,7 +206,17 @@ impl Checkout<'_> {
         make().map_err(|error| CheckoutError::Io { what: format!("making {}", git.display()), error })
     }
 
-    fn environment(&self, source: &Source, scheme: &str) -> Result<Variables, CheckoutError> {
+    fn tell_helper(&self) -> Result<(), CheckoutError> {
+        let Some(helper) = self.helper else { return Ok(()) };
+        let path = self.workspace.join(".git/config");
+        let append = || {
+            let mut file = std::fs::File::options().append(true).open(&path)?;
+            io::Write::write_all(&mut file, helper.file().as_bytes())
+        };
+        append().map_err(|error| CheckoutError::Io { what: format!("writing {}", path.display()), error })
+    }
+
+    fn environment(&self, source: &Source, scheme: &str, keys: Option<&KeyFiles>) -> Result<Variables, CheckoutError> {
         let mut env = self.host.clone();
         let protocols = match scheme {
             "http" | "file" => format!("https:ssh:{scheme}"),
@@ -194,7 +225,7 @@ impl Checkout<'_> {
         let fixed = [("GIT_TERMINAL_PROMPT", "0"), ("GIT_ASKPASS", "/bin/false"), ("LC_ALL", "C")];
         env.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
         env.insert("GIT_ALLOW_PROTOCOL".to_owned(), protocols);
-        env.insert("GIT_SSH_COMMAND".to_owned(), "ssh -oBatchMode=yes -oStrictHostKeyChecking=accept-new".to_owned());
+        env.extend(keys.map(|keys| ("GIT_SSH_COMMAND".to_owned(), keys.command())));
         let mut config: Vec<(String, String)> = [
             ("credential.helper", ""),
             ("core.hooksPath", "/dev/null"),
@@ -254,7 +285,8 @@ impl Checkout<'_> {
         let spawn = Spawn { program: "git".into(), args, env: to_os(env), cwd: PathBuf::from(self.workspace) };
         let (mut tree, pipes) = Tree::spawn(&spawn).map_err(io)?;
         let mut output = Output::new(self.log, self.masker, self.clock).with_tail();
-        let bounds = Bounds { timeout: self.timeout, deadline: self.deadline, after_stop: false };
+        let timeout = if command == "cat-file" { self.timeout.min(LOCAL_LIMIT) } else { self.timeout };
+        let bounds = Bounds { timeout, deadline: self.deadline, after_stop: false };
         let ended = follow(&mut tree, pipes, &mut output, bounds, self.stop).await;
         let said = output.tail();
         tree.kill().await;
@@ -262,7 +294,7 @@ impl Checkout<'_> {
             Ended::Exit(status) if status.success() => Ok(Git::Ok),
             Ended::Exit(_) => Ok(Git::Failed(said)),
             Ended::TimedOut | Ended::DeadlineReached => {
-                Err(CheckoutError::TimedOut { command: command.to_owned(), limit: self.timeout })
+                Err(CheckoutError::TimedOut { command: command.to_owned(), limit: timeout })
             }
             Ended::Stopped(stop) => Err(CheckoutError::Stopped(stop)),
         }
@@ -285,7 +317,7 @@ fn reference(source: &Source) -> &str {
 fn git_error(command: &str, said: &[String]) -> CheckoutError {
     let important = said.iter().find(|line| line.starts_with("fatal:") || line.starts_with("error:"));
     let message = important.or(said.last()).cloned().unwrap_or_else(|| "it said nothing".to_owned());
-    CheckoutError::Git { command: command.to_owned(), message }
+    CheckoutError::Git { command: command.to_owned(), message: redact::redacted(&message) }
 }
 
 /// The server has the repository but does not give this commit by name.
@@ -347,5 +379,7 @@ fn quoted(value: &str) -> String {
     format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
+mod redact;
+pub mod ssh;
 #[cfg(test)]
 mod tests;

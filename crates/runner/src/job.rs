@@ -22,13 +22,14 @@ use tokio::time::Instant;
 
 use crate::checkout::{Checkout, CheckoutError, Source};
 use crate::config::Config;
+use crate::credentials::{Access, JobServices, Opening, Remote};
 use crate::journal::Journal;
 use crate::key::{JobKey, checkout_key};
 use crate::mask::Masker;
 use crate::ports::{Emission, Emitted, Reporter, StepReport};
 use crate::session::Session;
 use crate::spool::Spool;
-use crate::steps::environment::job_facing;
+use crate::steps::environment::{DEFAULT_PATH, job_facing};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
 
@@ -101,6 +102,10 @@ pub struct Ctx {
     pub agent: Json,
     /// What its steps started, to be ended where nothing else can.
     pub trees: Mutex<Vec<ProcessId>>,
+    /// Opens its socket.
+    pub services: Arc<dyn JobServices>,
+    /// Where its credentials come from.
+    pub remote: Arc<Remote>,
 }
 
 /// Runs one job from its offer to its end.
@@ -112,8 +117,14 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         return;
     }
     ctx.tell(JobEvent::Accepted).await;
-    // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
-    let work = AssertUnwindSafe(ctx.work(&dir, offer, spec)).catch_unwind().await;
+    let (access, work) = match ctx.access(&dir, &offer).await {
+        Ok(access) => {
+            // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
+            let work = AssertUnwindSafe(ctx.work(&dir, offer, spec, access.as_ref())).catch_unwind().await;
+            (access, work)
+        }
+        Err(message) => (None, Ok(Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message))),
+    };
     let outcome = match work {
         Ok(outcome) => outcome,
         Err(panic) => {
@@ -124,6 +135,10 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         }
     };
     ctx.spool.close();
+    if let Some(access) = access {
+        // While the job still counts as held: its tokens are ended in its name.
+        access.close().await;
+    }
     if outcome.abandoned {
         ctx.tell(JobEvent::Dropped).await;
     } else {
@@ -180,7 +195,20 @@ impl Ctx {
         Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), self.masker.mask_text(&message))
     }
 
-    async fn work(&mut self, dir: &Path, offer: JobOffer, spec: JobSpec) -> Outcome {
+    /// The socket of the job, when it may have git credentials.
+    async fn access(&self, dir: &Path, offer: &JobOffer) -> Result<Option<Access>, String> {
+        let opening = |socket_dir, git| Opening {
+            dir: socket_dir,
+            git,
+            remote: Arc::clone(&self.remote),
+            masker: Arc::clone(&self.masker),
+            clock: Arc::clone(&self.clock),
+        };
+        let opened = Access::open(&*self.services, &self.config, self.key, offer.git.clone(), dir, opening).await;
+        opened.map_err(|error| format!("the socket of the job cannot be opened: {error}"))
+    }
+
+    async fn work(&mut self, dir: &Path, offer: JobOffer, spec: JobSpec, access: Option<&Access>) -> Outcome {
         let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
         let deadline = limit.map(|limit| Instant::now() + limit);
         let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));
@@ -191,14 +219,15 @@ impl Ctx {
                 sha: source.sha.clone(),
                 depth: source.depth,
                 basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
+                ssh: None,
             };
-            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, deadline).await {
+            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, access, deadline).await {
                 return *outcome;
             }
         }
         // What is left to prepare takes less than the answer.
         self.tell(JobEvent::AskStart).await;
-        let mut job = match self.prepare(spec, workspace, scratch) {
+        let mut job = match self.prepare(spec, workspace, scratch, access) {
             Ok(job) => job,
             Err(error) => {
                 let message = format!("the workspace cannot be prepared: {error}");
@@ -223,6 +252,7 @@ impl Ctx {
         workspace: &Path,
         scratch: &Path,
         source: &Source,
+        access: Option<&Access>,
         deadline: Option<Instant>,
     ) -> Result<(), Box<Outcome>> {
         let io = |error: std::io::Error| {
@@ -232,6 +262,12 @@ impl Ctx {
         let mut report = StepReport::new(checkout_key(), "checkout", StepStatus::Running, self.clock.now());
         self.step(report.clone()).await;
         let mut log = self.spool.open(&checkout_key()).await.map_err(io)?;
+        for host in access.map_or(&[][..], |access| &access.insecure) {
+            let mut lines = crate::lines::Lines::default();
+            let why = "git gets no credentials in the steps, because the connection is not encrypted";
+            lines.say(self.clock.now(), &format!("{host}: {why}; the agent's git.allow_insecure_http allows it"));
+            log.append(&lines).await.map_err(io)?;
+        }
         let mut stop = self.stop.clone();
         let result = Checkout {
             workspace,
@@ -241,6 +277,7 @@ impl Ctx {
             deadline,
             log: &mut log,
             masker: &self.masker,
+            helper: access.map(|access| &access.helper),
             clock: &*self.clock,
             stop: &mut stop,
         }
@@ -278,14 +315,30 @@ impl Ctx {
     }
 
     /// Everything that user code will find, short of running it.
-    fn prepare(&self, spec: JobSpec, workspace: PathBuf, scratch: PathBuf) -> std::io::Result<steps::Job> {
-        let job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
+    fn prepare(
+        &self,
+        spec: JobSpec,
+        workspace: PathBuf,
+        scratch: PathBuf,
+        access: Option<&Access>,
+    ) -> std::io::Result<steps::Job> {
+        let mut job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
+        let mut host = self.config.host_env.clone();
+        if let Some(access) = access {
+            job_facing.push(("KICI_SOCK", access.socket().display().to_string()));
+            let path = host.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+            let path = format!("{}:{path}", access.bin.display());
+            host.insert("PATH".to_owned(), path);
+            // Nobody is there to be asked.
+            host.insert("GIT_TERMINAL_PROMPT".to_owned(), "0".to_owned());
+        }
         Ok(steps::Job {
             spec,
             workspace,
             scratch,
-            host: self.config.host_env.clone(),
+            host,
             job_facing,
+            git_config: access.map_or_else(Vec::new, |access| access.helper.keys().to_vec()),
             agent: self.agent.clone(),
             masker: Arc::clone(&self.masker),
             spool: Arc::clone(&self.spool),

@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod checkout;
 pub mod config;
+pub mod credentials;
 pub mod emit;
 pub mod hash_files;
 pub mod job;

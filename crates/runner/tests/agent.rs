@@ -12,6 +12,7 @@ use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::*;
 use kici_runner::agent::{Agent, Ended, Signal};
 use kici_runner::config::{Config, Sources};
+use kici_runner::credentials::NoServices;
 use kici_sys::clock::SystemClock;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -48,7 +49,8 @@ async fn agent(fake: &Fake, more: &[(&str, &str)]) -> Running {
 async fn agent_in(fake: &Fake, dir: TempDir, more: &[(&str, &str)], clock: Arc<dyn Clock>) -> Running {
     let (signals, from_test) = mpsc::channel(4);
     let config = config(&fake.url(), dir.path(), more);
-    let task = TaskTracker::new().spawn(async move { Agent::run(config, clock, from_test).await.expect("started") });
+    let task = TaskTracker::new()
+        .spawn(async move { Agent::run(config, clock, from_test, Arc::new(NoServices)).await.expect("started") });
     fake.registered().await;
     Running { signals, task, dir }
 }
@@ -292,7 +294,7 @@ async fn a_refused_token_ends_the_agent() {
     let wrong = format!("kici_agent_{}", "cd".repeat(35));
     let config = config(&fake.url(), dir.path(), &[("KICI_AGENT_TOKEN", &wrong)]);
     let (_signals, from_test) = mpsc::channel(1);
-    let run = Agent::run(config, Arc::new(SystemClock), from_test);
+    let run = Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices));
     let ended = tokio::time::timeout(fake::LIMIT, run).await.expect("in time").expect("started");
     assert_eq!(ended.exit, 78);
 }
@@ -399,7 +401,8 @@ async fn complaint_23_an_agent_that_is_told_to_stop_ends_though_nothing_is_ever_
     fake.shared.acks.store(true, Ordering::SeqCst);
     let config = config(&fake.url(), running_agent.dir.path(), &[]);
     let (_signals, from_test) = mpsc::channel(1);
-    let _next = TaskTracker::new().spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test).await });
+    let _next = TaskTracker::new()
+        .spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices)).await });
     assert_eq!(fake.registered().await.outbox_pending.len(), 1);
     assert_eq!(fake.result(&job).await.state, "success");
     assert_eq!(fake.sealed(&job, "step-0-0").await, ["kept"]);

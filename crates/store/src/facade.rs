@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kici_engine::ids::{AgentId, DeliveryRowId, IdSource, InstanceId, JobId, RegistrationId, RunId, SourceId, TokenId};
+use kici_engine::lock::GitCredentials;
 use kici_engine::time::{Clock, Ts};
 use serde_json::Value as Json;
 use uuid::Uuid;
@@ -539,6 +540,14 @@ facade! {
     write(Lane::META) fleet::access_log_insert(entries: Vec<NewAccess>) -> ();
     /// Entries of the access log, newest first.
     read fleet::access_log_list(filter: AccessFilter, page: Page) -> Listed<Access>;
+    /// What a job declares for git; none is the default.
+    read credentials::job_git_credentials(job: JobId) -> Option<GitCredentials>;
+    /// Writes an entry of the audit log of secrets.
+    write(Lane::META) credentials::secret_audit_insert(entry: NewSecretAudit) -> ();
+    /// Entries of the audit log of secrets, newest first.
+    read credentials::secret_audit_list(filter: SecretAuditFilter, page: Page) -> Listed<SecretAudit>;
+    /// Deletes entries of the audit log of secrets that are older than `before`, at most `limit`; returns how many.
+    write(Lane::META) credentials::secret_audit_prune(before: Ts, limit: u32) -> u64;
     /// Adds a consequence to be carried out.
     write(Lane::META) fleet::outbox_put(kind: String, payload: Json) -> Uuid;
     /// Takes consequences that are due; each is hidden for `hide` and then due again unless done.

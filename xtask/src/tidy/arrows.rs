@@ -124,6 +124,7 @@ mod tests {
             ("store", "kici-sys"),
             ("runner", "kici-store"),
             ("runner", "kici-credential-helper"),
+            ("credential-helper", "kici-store"),
             ("api", "kici-store"),
             ("api", "kici-telemetry"),
             ("admin", "kici-control-plane"),

@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod agent_token;
+pub(crate) mod audit;
 mod bus;
 pub(crate) mod event;
 pub(crate) mod event_trust;
@@ -59,6 +60,7 @@ pub(crate) async fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Queue(verb) => queue::run(&context, verb).await,
         Command::Workflow(verb) => workflow::run(&context, verb).await,
         Command::Orchestrator(verb) => orchestrator::run(&context, verb).await,
+        Command::Audit(verb) => audit::run(&context, verb).await,
         Command::Diagnose => diagnose::run(&context).await,
         Command::Completions { shell } => {
             // Into memory first: the generator panics when its reader goes away.

@@ -6,6 +6,8 @@ mod chaos;
 mod complaints;
 mod crash;
 mod disk;
+mod git_credentials;
+mod git_host;
 mod happy;
 mod hostile;
 mod hosts;

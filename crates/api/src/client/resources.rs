@@ -7,6 +7,7 @@ use reqwest::Method;
 use super::{Client, ClientError, NOTHING};
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentView, DrainAgent};
+use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::bus::{DeadLetter, LetterId, LetterRetried};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Discard, DlqCount, Explanation};
 use crate::dto::hosts::{DeclareHost, HostFilter, HostView, HostsPreview, PreviewHosts, RebootHost};
@@ -275,6 +276,11 @@ impl Client {
     /// The access log, newest first.
     pub async fn access_log(&self, filter: &AccessFilter, page: &PageQuery) -> Answer<Page<AccessView>> {
         self.list(path!(ADMIN, "access-log"), filter, page).await
+    }
+
+    /// The audit log of secrets, newest first.
+    pub async fn audit(&self, filter: &AuditFilter, page: &PageQuery) -> Answer<Page<AuditView>> {
+        self.list(path!(ADMIN, "audit"), filter, page).await
     }
 
     /// What the server can do; needs no token.

@@ -3,6 +3,7 @@
 
 pub mod access_log;
 pub mod agents;
+pub mod audit;
 pub mod bus;
 pub mod events;
 pub mod hosts;

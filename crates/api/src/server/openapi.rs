@@ -81,6 +81,7 @@ use crate::problem::Document as Problem;
         system::status,
         system::diagnose,
         system::access_log,
+        system::audit,
         system::health,
         system::ready,
         system::metrics

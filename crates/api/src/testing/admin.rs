@@ -11,6 +11,7 @@ use super::{Fake, NOW, World};
 use crate::dto::SecretText;
 use crate::dto::access_log::{AccessFilter, AccessView};
 use crate::dto::agents::{AgentFilter, AgentStatus, AgentView, DrainAgent};
+use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::bus::{DeadLetter, LetterId, LetterRetried};
 use crate::dto::events::{DeliveryFilter, DeliveryView, Explanation, Payload};
 use crate::dto::queue::{AgentVerdict, QueueEntry, QueueExplanation, QueueFilter};
@@ -23,7 +24,9 @@ use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
 };
 use crate::page::{PageRequest, Slice};
-use crate::ports::{AccessLog, AdminTokens, AgentTokens, Agents, Answer, Caller, Events, Queue, Sources, System};
+use crate::ports::{
+    AccessLog, AdminTokens, AgentTokens, Agents, Answer, Audit, Caller, Events, Queue, Sources, System,
+};
 use crate::problem::{Code, Problem};
 
 impl Fake {
@@ -427,5 +430,26 @@ impl AccessLog for Fake {
             created_at: entry.created_at,
         };
         Ok(Slice { items: self.reach()?.access.iter().map(view).collect(), next: None })
+    }
+}
+
+#[async_trait]
+impl Audit for Fake {
+    async fn list(&self, _: &Caller, filter: &AuditFilter, _: PageRequest) -> Answer<Slice<AuditView>> {
+        drop(self.reach()?);
+        let entry = AuditView {
+            id: kici_engine::ids::IdSource::uuid(self),
+            actor: "agent:a1".to_owned(),
+            action: "git_credential.mint".to_owned(),
+            outcome: "allowed".to_owned(),
+            scope: Some("git.example/acme/app".to_owned()),
+            key: Some("source".to_owned()),
+            run_id: filter.run,
+            job_id: filter.job,
+            metadata: Some(serde_json::json!({"scoped": true, "granted": {"contents": "read"}})),
+            created_at: kici_engine::time::Ts::from_micros(1_700_000_000_000_000),
+        };
+        let fits = filter.outcome.as_ref().is_none_or(|outcome| *outcome == entry.outcome);
+        Ok(Slice { items: if fits { vec![entry] } else { Vec::new() }, next: None })
     }
 }

@@ -137,6 +137,7 @@ impl Fake {
             queue: self.clone(),
             system: self.clone(),
             access_log: self.clone(),
+            audit: self.clone(),
             live: self.live.clone(),
         }
     }

@@ -38,9 +38,10 @@ pub(super) fn dispatch(error: DispatchError) -> Problem {
 pub(super) fn forge(error: &ForgeError) -> Problem {
     match error {
         ForgeError::NotFound { .. } => Problem::new(Code::NotFound, error.to_string()),
-        ForgeError::Misconfigured { .. } | ForgeError::NoRepository(_) | ForgeError::Refused { .. } => {
-            Problem::new(Code::Conflict, error.to_string())
-        }
+        ForgeError::Misconfigured { .. }
+        | ForgeError::NoRepository(_)
+        | ForgeError::Refused { .. }
+        | ForgeError::Unsupported { .. } => Problem::new(Code::Conflict, error.to_string()),
         ForgeError::RateLimited { .. } | ForgeError::Unavailable { .. } => Problem::unavailable(error.to_string(), 10),
     }
 }

@@ -2,6 +2,7 @@
 
 mod access;
 mod announce;
+mod audit;
 mod bus;
 mod events;
 mod fault;
@@ -15,6 +16,7 @@ mod views;
 
 pub(crate) use access::AccessBook;
 pub(crate) use announce::{Announcer, LiveChanges, announce_logs};
+pub(crate) use audit::AuditBook;
 pub(crate) use bus::BusBook;
 pub(crate) use events::EventBook;
 pub(crate) use fleet::Fleet;

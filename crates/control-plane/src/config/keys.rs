@@ -294,6 +294,12 @@ pub const KEYS: &[Key] = &[
         "Runs that ended this long ago are removed, with their logs; 0 keeps them.",
     ),
     key(
+        "retention.audit_days",
+        Kind::Number(0, 36_500),
+        Some("365"),
+        "Entries of the audit log of secrets are removed after this; 0 keeps them.",
+    ),
+    key(
         "queue.unroutable_grace_ms",
         Kind::Number(0, MS_MAX),
         Some("120000"),

@@ -102,6 +102,8 @@ pub struct RetentionConfig {
     pub logs_days: u32,
     /// `retention.runs_days`.
     pub runs_days: u32,
+    /// `retention.audit_days`.
+    pub audit_days: u32,
 }
 
 /// `event_log.*`.
@@ -233,6 +235,7 @@ impl Config {
                 queue_days: values.small("queue.row_ttl_days"),
                 logs_days: values.small("retention.logs_days"),
                 runs_days: values.small("retention.runs_days"),
+                audit_days: values.small("retention.audit_days"),
             },
             events: EventKeys {
                 max_chain_depth: values.small("events.max_chain_depth"),

@@ -7,6 +7,7 @@ mod handover;
 mod placing;
 mod reboot;
 mod registration;
+mod services;
 mod siblings;
 mod support;
 mod turns;

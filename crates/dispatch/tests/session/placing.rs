@@ -77,6 +77,7 @@ async fn a_slot_that_was_set_aside_for_a_run_that_never_came_is_free_again() {
             priority: 0,
             pinned_agent_id: None,
             slot: None,
+            git_credentials: None,
         };
         for _ in 0..20 {
             let failed = world.dispatcher.place();

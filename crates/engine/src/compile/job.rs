@@ -115,6 +115,9 @@ impl Walk<'_> {
                 Some(entry) => self.within("checkout", |walk| walk.checkout(&entry.value)),
                 None => Checkout::default(),
             },
+            git_credentials: fields
+                .get("git_credentials")
+                .and_then(|entry| self.within("git_credentials", |walk| walk.git_credentials(&entry.value))),
             rules,
             init,
             hooks,

@@ -93,6 +93,7 @@ pub(crate) const JOB: KeySet = KeySet {
         "description",
         "env",
         "fail_fast",
+        "git_credentials",
         "grace_period",
         "hooks",
         "if",
@@ -118,8 +119,8 @@ pub(crate) const JOB: KeySet = KeySet {
         "cache",
         "container",
         "environment",
+        "full_repo",
         "generate",
-        "git_credentials",
         "id_token",
         "invoke",
         "provenance",
@@ -134,6 +135,15 @@ pub(crate) const RUNS_ON_ALL: KeySet = KeySet { accepted: &["exclude", "include"
 pub(crate) const HOST_GROUP: KeySet = KeySet { accepted: &["all"], planned: &[] };
 pub(crate) const CHECKOUT: KeySet =
     KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
+pub(crate) const GIT_CREDENTIALS: KeySet = KeySet { accepted: &["access", "default", "named", "repos"], planned: &[] };
+pub(crate) const BASIC_CREDENTIAL: KeySet = KeySet {
+    accepted: &["host", "kind", "repos", "token_value", "user_value"],
+    planned: &["token_secret", "user_secret"],
+};
+pub(crate) const GITHUB_APP_CREDENTIAL: KeySet = KeySet {
+    accepted: &["app_id_value", "host", "installation_id_value", "kind", "private_key_value", "repos"],
+    planned: &["app_id_secret", "installation_id_secret", "private_key_secret"],
+};
 pub(crate) const CONCURRENCY: KeySet = KeySet { accepted: &["cancel_in_progress", "group", "max"], planned: &[] };
 pub(crate) const RETRY: KeySet = KeySet { accepted: &["attempts", "on"], planned: &[] };
 pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
@@ -305,6 +315,9 @@ mod tests {
             RUNS_ON_ALL,
             HOST_GROUP,
             CHECKOUT,
+            GIT_CREDENTIALS,
+            BASIC_CREDENTIAL,
+            GITHUB_APP_CREDENTIAL,
             CONCURRENCY,
             RETRY,
             SHELL,

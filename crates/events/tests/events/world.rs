@@ -61,6 +61,7 @@ impl Activate for Queue {
             priority: 0,
             pinned_agent_id: None,
             slot: None,
+            git_credentials: None,
         })
     }
 }

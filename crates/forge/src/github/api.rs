@@ -112,6 +112,11 @@ impl Api {
         self.send(what, Method::POST, url, token, Some(body), JSON).await.map(drop)
     }
 
+    /// Deletes what is at an address.
+    pub async fn delete(&self, what: &str, url: Url, token: &SecretString) -> Result<(), ForgeError> {
+        self.send(what, Method::DELETE, url, token, None, JSON).await.map(drop)
+    }
+
     /// The token goes only where the base is: a page link must not carry it away.
     fn is_ours(&self, url: &Url) -> bool {
         Url::parse(&self.base).is_ok_and(|base| base.origin() == url.origin())

@@ -59,6 +59,8 @@ pub(super) struct App {
     statement: Mutex<Option<(SecretString, Ts)>>,
     tokens: Mutex<HashMap<(String, Access), Slot>>,
     installations: Mutex<HashMap<String, u64>>,
+    /// Used for every repository instead of the one that it has.
+    pub(super) fixed_installation: Option<u64>,
 }
 
 impl std::fmt::Debug for App {
@@ -89,6 +91,7 @@ impl App {
             statement: Mutex::default(),
             tokens: Mutex::default(),
             installations: Mutex::default(),
+            fixed_installation: None,
         })
     }
 
@@ -176,7 +179,7 @@ impl App {
             token: String,
             expires_at: Ts,
         }
-        let known = self.installations.lock().unwrap_or_else(PoisonError::into_inner).get(repo).copied();
+        let known = self.known_installation(repo);
         let jwt = self.statement()?;
         let (_, name) = repo.split_once('/').unwrap_or_default();
         let body = json!({"repositories": [name], "permissions": access.permissions()});
@@ -198,10 +201,18 @@ impl App {
         Ok(Token { secret: minted.token.into(), minted_at, expires_at: minted.expires_at })
     }
 
-    async fn installation(&self, api: &Api, repo: &str, jwt: &SecretString) -> Result<u64, ForgeError> {
+    pub(super) fn known_installation(&self, repo: &str) -> Option<u64> {
+        let known = || self.installations.lock().unwrap_or_else(PoisonError::into_inner).get(repo).copied();
+        self.fixed_installation.or_else(known)
+    }
+
+    pub(super) async fn installation(&self, api: &Api, repo: &str, jwt: &SecretString) -> Result<u64, ForgeError> {
         #[derive(Deserialize)]
         struct Installation {
             id: u64,
+        }
+        if let Some(id) = self.fixed_installation {
+            return Ok(id);
         }
         let what = format!("installation of the App on `{repo}`");
         let found: Result<Installation, _> = api.get(&what, api.url(&["repos", repo, "installation"])?, jwt).await;

@@ -10,7 +10,7 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -35,7 +35,9 @@ const NOT_FOUND: Refusal = Refusal(404, "Not Found");
 pub(super) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/repos/{owner}/{name}/installation", get(installation))
+        .route("/app/installations/{id}", get(installed))
         .route("/app/installations/{id}/access_tokens", post(mint))
+        .route("/installation/token", delete(end_token))
         .route("/repos/{owner}/{name}", get(repository))
         .route("/repos/{owner}/{name}/git/trees/{sha}", get(tree))
         .route("/repos/{owner}/{name}/git/blobs/{sha}", get(blob))
@@ -118,14 +120,37 @@ async fn mint(State(shared): Fake, Path(id): Path<u64>, headers: HeaderMap, Json
     let known = |(full, repo): (&String, &FakeRepo)| {
         repo.installation == Some(id) && full.split_once('/').is_some_and(|(_, n)| n == name)
     };
-    if !state.repos.iter().any(known) {
-        return Err(NOT_FOUND);
+    let Some((_, repo)) = state.repos.iter().find(|entry| known(*entry)) else { return Err(NOT_FOUND) };
+    let wanted = body.get("permissions").and_then(Value::as_object).cloned().unwrap_or_default();
+    let holds = |(name, level): (&String, &Value)| {
+        let held = repo.permissions.get(name).map_or("none", String::as_str);
+        held == "write" || Some(held) == level.as_str()
+    };
+    if !repo.permissions.is_empty() && !wanted.iter().all(holds) {
+        return Err(Refusal(422, "The permissions requested are not granted to this installation."));
     }
-    let token = format!("ghs_{}", state.minted.len());
-    let permissions = body.get("permissions").map(Value::to_string).unwrap_or_default();
-    state.minted.push((token.clone(), name, permissions));
-    let expires_at = shared.clock.now().plus(Duration::from_secs(3600));
-    Ok((StatusCode::CREATED, Json(json!({"token": token, "expires_at": expires_at}))).into_response())
+    // As long as the real ones, and nothing that anything else could be taken for.
+    let number = state.minted.len();
+    let token = format!("ghs_{number}_{}", &hex::encode(Sha256::digest(format!("{}{number}", shared.base_url)))[..32]);
+    let life = if state.token_life.is_zero() { Duration::from_secs(3600) } else { state.token_life };
+    let expires_at = shared.clock.now().plus(state.tokens_ahead).plus(life);
+    state.minted.push((token.clone(), name, Value::Object(wanted.clone()).to_string()));
+    state.ends.insert(token.clone(), expires_at);
+    let answer = json!({"token": token, "expires_at": expires_at, "permissions": wanted});
+    Ok((StatusCode::CREATED, Json(answer)).into_response())
+}
+
+async fn installed(State(shared): Fake, Path(id): Path<u64>, headers: HeaderMap) -> Answer {
+    as_app(&shared, &headers)?;
+    let state = shared.state();
+    let repo = state.repos.values().find(|repo| repo.installation == Some(id)).ok_or(NOT_FOUND)?;
+    Ok(Json(json!({"id": id, "permissions": repo.permissions})).into_response())
+}
+
+async fn end_token(State(shared): Fake, headers: HeaderMap) -> Answer {
+    let token = bearer(&headers)?;
+    let ended = shared.state().ends.remove(token);
+    ended.map(|_| StatusCode::NO_CONTENT.into_response()).ok_or(Refusal(401, "Bad credentials"))
 }
 
 async fn repository(State(shared): Fake, Path((owner, name)): Path<(String, String)>, headers: HeaderMap) -> Answer {

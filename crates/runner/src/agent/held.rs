@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::state::{Leftovers, is_result, mark_spool};
 use super::{Agent, MAX_WAITING};
+use crate::credentials::Remote;
 use crate::job::{self, Ctx, Grant, JobEvent};
 use crate::key::JobKey;
 use crate::mask::Masker;
@@ -168,6 +169,8 @@ impl Agent {
                 "labels": self.labels,
             }),
             trees: Mutex::default(),
+            services: Arc::clone(&self.services),
+            remote: Arc::new(Remote::new(key, self.config.agent_token.clone(), self.sessions.subscribe())),
         };
         tracing::info!(job = %key, workflow = offer.workflow, name = offer.job_name, request = offer.request_id, "a job is taken");
         let after_cancel = super::after_cancel::after_cancel(&spec);

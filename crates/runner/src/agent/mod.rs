@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::credentials::JobServices;
 use crate::job::{JobEvent, Posting};
 use crate::key::JobKey;
 use crate::outbox::Outbox;
@@ -96,6 +97,7 @@ pub struct Agent {
     sessions: watch::Sender<Option<Session>>,
     job_events: mpsc::Sender<(JobKey, JobEvent)>,
     postings: mpsc::Sender<Posting>,
+    services: Arc<dyn JobServices>,
     tasks: TaskTracker,
     holding: Arc<AtomicBool>,
     labels: Vec<String>,
@@ -123,6 +125,7 @@ impl Agent {
         config: Config,
         clock: Arc<dyn Clock>,
         mut signals: mpsc::Receiver<Signal>,
+        services: Arc<dyn JobServices>,
     ) -> Result<Ended, StartError> {
         let config = Arc::new(config);
         let (open_config, open_clock) = (Arc::clone(&config), Arc::clone(&clock));
@@ -137,7 +140,7 @@ impl Agent {
         let (postings, to_write) = mpsc::channel(POSTINGS);
         let (kept, mut from_writer) = mpsc::channel(EVENTS);
         let (link_events, mut from_link) = mpsc::channel(EVENTS);
-        let mut agent = Self::new(config, clock, state, job_events, postings);
+        let mut agent = Self::new(config, clock, state, (job_events, postings), services);
         agent.take_over(left);
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
@@ -166,8 +169,8 @@ impl Agent {
         config: Arc<Config>,
         clock: Arc<dyn Clock>,
         state: State,
-        job_events: mpsc::Sender<(JobKey, JobEvent)>,
-        postings: mpsc::Sender<Posting>,
+        (job_events, postings): (mpsc::Sender<(JobKey, JobEvent)>, mpsc::Sender<Posting>),
+        services: Arc<dyn JobServices>,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -181,6 +184,7 @@ impl Agent {
             sessions: watch::Sender::new(None),
             job_events,
             postings,
+            services,
             tasks: TaskTracker::new(),
             holding: Arc::default(),
             labels: Vec::new(),

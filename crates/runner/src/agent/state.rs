@@ -131,6 +131,7 @@ impl State {
             let key = job.job;
             tracing::warn!(job = %key, name = job.name, workflow = job.workflow, killed, "a job was held when the agent died");
             let _ = std::fs::remove_dir_all(config.work_dir.join(key.file_name()));
+            let _ = std::fs::remove_dir_all(crate::credentials::socket_dir(config, key));
             // Of one that had not started nothing is said: the orchestrator gives it to an agent again.
             if job.started {
                 self.give_up(&mut left, key, clock).map_err(at(&self.dir))?;

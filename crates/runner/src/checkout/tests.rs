@@ -72,6 +72,7 @@ impl Bench {
             deadline: None,
             log: &mut log,
             masker: &Arc::new(Masker::default()),
+            helper: None,
             clock: &ManualClock::new(Ts::from_micros(1)),
             stop: &mut stop,
         }
@@ -92,6 +93,7 @@ fn source(dir: &Path, sha: &str) -> Source {
         sha: sha.into(),
         depth: 1,
         basic: None,
+        ssh: None,
     }
 }
 

@@ -45,9 +45,12 @@ keys! {
     "max_grace_period_ms", "KICI_MAX_GRACE_PERIOD_MS", "max-grace-period-ms", "longest time from SIGTERM to SIGKILL (30000)";
     "shutdown_grace_ms", "KICI_SHUTDOWN_GRACE_MS", "shutdown-grace-ms", "how long jobs may go on after SIGTERM to the agent (10000)";
     "git.timeout_ms", "KICI_GIT_TIMEOUT_MS", "git-timeout-ms", "limit of one git command (120000)";
+    "git.allow_insecure_http", "KICI_GIT_ALLOW_INSECURE_HTTP", "git-allow-insecure-http", "git gets credentials for http:// too (false)";
+    "git.inherit_host_helpers", "KICI_GIT_INHERIT_HOST_HELPERS", "git-inherit-host-helpers", "credential helpers of the host stay on beside the agent's, and may store what it gives (false)";
     "keep_running_when_fenced", "KICI_KEEP_RUNNING_WHEN_FENCED", "keep-running-when-fenced", "jobs go on after the lease is lost (false)";
     "state_dir", "KICI_STATE_DIR", "state-dir", "what must outlive a restart (/var/lib/kici-agent)";
     "work_dir", "KICI_WORK_DIR", "work-dir", "workspaces (<state_dir>/work)";
+    "runtime_dir", "KICI_RUNTIME_DIR", "runtime-dir", "sockets of jobs; a short path (/run/kici-agent)";
     "pass_env", "KICI_PASS_ENV", "pass-env", "further variables of the host that steps see, separated by commas";
 }
 
@@ -144,6 +147,19 @@ pub(super) fn properties(text: &str) -> Result<BTreeMap<String, String>, String>
         properties.insert(key.trim().to_owned(), value.trim().to_owned());
     }
     Ok(properties)
+}
+
+/// The first of the usual places for sockets that can be written.
+pub(super) fn default_runtime_dir(env: &BTreeMap<String, String>, state_dir: &Path) -> PathBuf {
+    let system = Path::new("/run/kici-agent");
+    let ours = |path: &Path| {
+        path.metadata().is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == kici_sys::host::uid())
+    };
+    if kici_sys::host::uid() == 0 || ours(system) {
+        return system.to_owned();
+    }
+    let of_user = env.get("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_absolute() && ours(dir));
+    of_user.map_or_else(|| state_dir.join("run"), |dir| dir.join("kici-agent"))
 }
 
 /// The first of the usual places that can be written.

@@ -40,6 +40,10 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// Limit of one git command.
     pub git_timeout: Duration,
+    /// git gets credentials over `http://` too.
+    pub git_allow_insecure_http: bool,
+    /// Credential helpers of the host stay on beside the agent's.
+    pub git_inherit_host_helpers: bool,
     /// Unacknowledged log bytes of a job at which its commands are paused.
     pub log_spool_max_bytes: u64,
     /// Log bytes of a step when the orchestrator names no limit; 0 is none.
@@ -52,6 +56,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Workspaces.
     pub work_dir: PathBuf,
+    /// Sockets of jobs.
+    pub runtime_dir: PathBuf,
     /// Variables of the host that steps see: the allow-list and `pass_env`.
     pub host_env: BTreeMap<String, String>,
 }
@@ -145,12 +151,15 @@ impl Config {
             ("max_grace_period_ms", ms(self.max_grace_period)),
             ("shutdown_grace_ms", ms(self.shutdown_grace)),
             ("git.timeout_ms", ms(self.git_timeout)),
+            ("git.allow_insecure_http", self.git_allow_insecure_http.to_string()),
+            ("git.inherit_host_helpers", self.git_inherit_host_helpers.to_string()),
             ("log_spool_max_bytes", self.log_spool_max_bytes.to_string()),
             ("max_log_size_bytes", self.max_log_size_bytes.to_string()),
             ("job_heartbeat_interval_ms", ms(self.job_heartbeat_interval)),
             ("keep_running_when_fenced", self.keep_running_when_fenced.to_string()),
             ("state_dir", self.state_dir.display().to_string()),
             ("work_dir", self.work_dir.display().to_string()),
+            ("runtime_dir", self.runtime_dir.display().to_string()),
             ("host variables of steps", self.host_env.keys().cloned().collect::<Vec<_>>().join(" ")),
         ];
         lines.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
@@ -287,6 +296,8 @@ impl Reader {
         let url = self.parsed("orchestrator_url", keys::url);
         let state_dir = self.parsed("state_dir", keys::directory).unwrap_or_else(|| keys::default_state_dir(env));
         let work_dir = self.parsed("work_dir", keys::directory).unwrap_or_else(|| state_dir.join("work"));
+        let runtime_dir = self.parsed("runtime_dir", keys::directory);
+        let runtime_dir = runtime_dir.unwrap_or_else(|| keys::default_runtime_dir(env, &state_dir));
         Some(Config {
             agent_id: self.parsed("agent_id", |text| AgentId::new(text).map_err(|error| error.to_string())),
             agent_token: self.token(),
@@ -299,6 +310,8 @@ impl Reader {
             max_grace_period: self.millis("max_grace_period_ms", 30_000),
             shutdown_grace: self.millis("shutdown_grace_ms", 10_000),
             git_timeout: self.millis("git.timeout_ms", 120_000),
+            git_allow_insecure_http: self.boolean("git.allow_insecure_http"),
+            git_inherit_host_helpers: self.boolean("git.inherit_host_helpers"),
             log_spool_max_bytes: self.number("log_spool_max_bytes", 256 << 20, 1 << 16, 1 << 50),
             max_log_size_bytes: self.number("max_log_size_bytes", 512 << 20, 0, 1 << 50),
             job_heartbeat_interval: self.millis("job_heartbeat_interval_ms", 60_000),
@@ -306,6 +319,7 @@ impl Reader {
             host_env: self.host_env(env),
             state_dir,
             work_dir,
+            runtime_dir,
             orchestrator_url: url?,
         })
     }

@@ -287,6 +287,7 @@ impl Job<'_> {
             scratch,
             host: self.settings.host.clone(),
             job_facing,
+            git_config: Vec::new(),
             agent: this_machine(),
             masker: Arc::new(Masker::default()),
             spool,

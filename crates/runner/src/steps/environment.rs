@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 pub const HOST_VARIABLES: &[&str] = &["PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TERM", "TMPDIR", "TZ"];
 
 /// Where commands are looked for when the host has no PATH.
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Names as text to text.
 pub type Variables = BTreeMap<String, String>;
@@ -58,6 +58,8 @@ pub struct Environment {
     exported: Variables,
     /// What `$KICI_PATH` of earlier steps put in front, the first one first.
     path: Vec<String>,
+    /// Keys of git's configuration that steps have besides those that they set themselves.
+    git: Vec<(String, String)>,
 }
 
 impl Environment {
@@ -70,7 +72,14 @@ impl Environment {
         }
         base.insert("FORCE_COLOR".to_owned(), "1".to_owned());
         base.extend(job_facing.into_iter().map(|(name, value)| (name.to_owned(), value)));
-        Self { base, exported: Variables::new(), path: Vec::new() }
+        Self { base, exported: Variables::new(), path: Vec::new(), git: Vec::new() }
+    }
+
+    /// Adds keys of git's configuration.
+    #[must_use]
+    pub fn with_git(mut self, keys: &[(String, String)]) -> Self {
+        self.git = keys.to_vec();
+        self
     }
 
     /// The whole environment of a step. `layers` come in order, the job's before the step's; names that belong to the agent are
@@ -96,8 +105,22 @@ impl Environment {
             dirs.push(rest);
             all.insert("PATH".to_owned(), dirs.join(":"));
         }
+        self.extend_git(&mut all);
         all.extend(files.into_iter().map(|(name, path)| (name.to_owned(), path.display().to_string())));
         (all, refused)
+    }
+
+    /// Behind the keys that a workflow sets by `GIT_CONFIG_COUNT` (git-config(1)), never in their place.
+    fn extend_git(&self, all: &mut Variables) {
+        if self.git.is_empty() {
+            return;
+        }
+        let theirs = all.get("GIT_CONFIG_COUNT").and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
+        for (n, (key, value)) in (theirs..).zip(&self.git) {
+            all.insert(format!("GIT_CONFIG_KEY_{n}"), key.clone());
+            all.insert(format!("GIT_CONFIG_VALUE_{n}"), value.clone());
+        }
+        all.insert("GIT_CONFIG_COUNT".to_owned(), (theirs + self.git.len()).to_string());
     }
 
     /// What a step wrote to `$KICI_ENV` that may be set, and the names that may not.
@@ -165,5 +188,24 @@ mod tests {
             ("PATH", "/newest:/first:/second:/bin"),
         ]);
         assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn keys_of_git_come_behind_those_of_the_workflow() {
+        let keys = [("credential.helper".to_owned(), "x".to_owned()), ("a.b".to_owned(), String::new())];
+        let env = Environment::new(&vars(&[]), []).with_git(&keys);
+        let git = |env: Variables| env.into_iter().filter(|(name, _)| name.starts_with("GIT_")).collect::<Variables>();
+        let ours = [
+            ("GIT_CONFIG_COUNT", "2"),
+            ("GIT_CONFIG_KEY_0", "credential.helper"),
+            ("GIT_CONFIG_KEY_1", "a.b"),
+            ("GIT_CONFIG_VALUE_0", "x"),
+            ("GIT_CONFIG_VALUE_1", ""),
+        ];
+        assert_eq!(git(env.of_step([], []).0), vars(&ours));
+        let theirs = vars(&[("GIT_CONFIG_COUNT", "1"), ("GIT_CONFIG_KEY_0", "c.d"), ("GIT_CONFIG_VALUE_0", "y")]);
+        let both = git(env.of_step([&theirs], []).0);
+        assert_eq!(both["GIT_CONFIG_COUNT"], "3");
+        assert_eq!((both["GIT_CONFIG_KEY_0"].as_str(), both["GIT_CONFIG_KEY_2"].as_str()), ("c.d", "a.b"));
     }
 }

@@ -58,6 +58,8 @@ pub struct Job {
     pub host: Variables,
     /// The `KICI_*` variables of the job.
     pub job_facing: Vec<(&'static str, String)>,
+    /// Keys of git's configuration for its steps.
+    pub git_config: Vec<(String, String)>,
     /// What expressions see as `agent`.
     pub agent: Json,
     /// Values that must not be shown.
@@ -195,7 +197,7 @@ impl<'a> Run<'a> {
     fn new(job: &'a Job) -> Self {
         Self {
             job,
-            environment: Environment::new(&job.host, job.job_facing.iter().cloned()),
+            environment: Environment::new(&job.host, job.job_facing.iter().cloned()).with_git(&job.git_config),
             results: Map::new(),
             frames: job.spec.composites.iter().map(|_| Frame::default()).collect(),
             output_bytes: AtomicUsize::new(0),

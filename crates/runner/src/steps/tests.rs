@@ -87,6 +87,7 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
         scratch: dir.path().join("scratch"),
         host: [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into(),
         job_facing: vec![("KICI_JOB_NAME", "build".to_owned())],
+        git_config: Vec::new(),
         agent: json!({ "os": "linux" }),
         masker: Arc::new(Masker::new(["s3cr3t"])),
         spool: Spool::create(&dir.path().join("spool"), Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX })

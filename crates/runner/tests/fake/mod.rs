@@ -289,6 +289,20 @@ impl AgentGateway for Service {
         Ok(Response::new(Box::pin(ReceiverStream::new(acks))))
     }
 
+    async fn git_credential(
+        &self,
+        _: Request<GitCredentialRequest>,
+    ) -> Result<Response<GitCredentialResponse>, Status> {
+        Err(Status::permission_denied("credential not available"))
+    }
+
+    async fn revoke_git_token(
+        &self,
+        _: Request<RevokeGitTokenRequest>,
+    ) -> Result<Response<RevokeGitTokenResponse>, Status> {
+        Ok(Response::new(RevokeGitTokenResponse {}))
+    }
+
     async fn request_reboot(
         &self,
         _: Request<RequestRebootRequest>,

@@ -22,6 +22,7 @@ impl Activate for Always {
             expires_at: None,
             priority: 0,
             pinned_agent_id: None,
+            git_credentials: None,
             slot: None,
         })
     }

@@ -1,6 +1,7 @@
 //! The plain values that go in and out of the store. They know nothing of the database.
 
 mod bus;
+mod credentials;
 mod fleet;
 mod intake;
 mod new_run;
@@ -10,6 +11,7 @@ mod runs;
 mod slots;
 
 pub use bus::*;
+pub use credentials::*;
 pub use fleet::*;
 pub use intake::*;
 pub use new_run::*;

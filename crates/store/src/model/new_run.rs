@@ -7,7 +7,7 @@ use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
 use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, SourceId};
-use kici_engine::lock::Selector;
+use kici_engine::lock::{GitCredentials, Selector};
 use kici_engine::state::{FailureReason, JobStatus, RunStatus};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
@@ -135,6 +135,8 @@ pub struct QueueEntry {
     pub pinned_agent_id: Option<AgentId>,
     /// It needs a slot of this group first.
     pub slot: Option<SlotAsk>,
+    /// What its workflow declares for git; none is the default.
+    pub git_credentials: Option<GitCredentials>,
 }
 
 /// An edge between jobs of a [`NewRun`].

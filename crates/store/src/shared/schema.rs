@@ -449,6 +449,38 @@ diesel::table! {
     use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
     use super::backend::sql::{Id, Ts};
 
+    job_git_credentials (job_id) {
+        job_id -> Id,
+        declared -> Json,
+    }
+}
+
+diesel::table! {
+    use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
+    use super::backend::sql::{Id, Ts};
+
+    secret_audit_log (id) {
+        id -> Id,
+        org -> Text,
+        actor_type -> Text,
+        actor_id -> Text,
+        role -> Nullable<Text>,
+        action -> Text,
+        scope -> Nullable<Text>,
+        key -> Nullable<Text>,
+        context_name -> Nullable<Text>,
+        run_id -> Nullable<Id>,
+        job_id -> Nullable<Id>,
+        outcome -> Text,
+        metadata -> Nullable<Json>,
+        created_at -> Ts,
+    }
+}
+
+diesel::table! {
+    use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
+    use super::backend::sql::{Id, Ts};
+
     request_keys (scope, key) {
         scope -> Text,
         key -> Text,
@@ -583,6 +615,8 @@ diesel::allow_tables_to_appear_in_same_query!(
     admin_tokens,
     host_roster,
     access_log,
+    job_git_credentials,
+    secret_audit_log,
     request_keys,
     outbox,
     concurrency_slots,

@@ -10,6 +10,7 @@ use kici_engine::state::{FailureReason, JobStatus, QueueStatus, StepStatus};
 use sha2::{Digest, Sha256};
 
 use super::backend::Conn;
+use super::credentials;
 use super::ends;
 use super::kept::kept;
 use super::queue::is_open;
@@ -307,6 +308,7 @@ pub(crate) async fn enqueue(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Res
         }
     }
     insert_all!(conn, dispatch_queue::table, &rows);
+    credentials::declare(conn, state).await?;
     if waiting {
         ctx.wake(Topic::Queue);
     }

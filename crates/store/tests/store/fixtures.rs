@@ -27,6 +27,7 @@ pub fn entry(label: &str) -> QueueEntry {
         priority: 0,
         pinned_agent_id: None,
         slot: None,
+        git_credentials: None,
     }
 }
 

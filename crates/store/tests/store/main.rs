@@ -2,6 +2,7 @@
 
 mod cancel;
 mod concurrency;
+mod credentials;
 mod fixtures;
 mod fleet;
 mod inbox;

@@ -149,6 +149,7 @@ pub fn table() -> Vec<Route> {
         Route::new(get(), "/api/v1/admin/status", P::ClusterRead, A::Diagnostics, system::status),
         Route::new(get(), "/api/v1/admin/diagnose", P::ClusterRead, A::Diagnostics, system::diagnose),
         Route::new(get(), "/api/v1/admin/access-log", P::AccessLogRead, A::AccessLogList, system::access_log),
+        Route::new(get(), "/api/v1/admin/audit", P::AuditRead, A::AuditList, system::audit),
     ]);
     routes
 }

@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
 
 use crate::dto::access_log::{AccessFilter, AccessView};
+use crate::dto::audit::{AuditFilter, AuditView};
 use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, OrchestratorStatus, Ready};
 use crate::page::{Page, PageQuery};
 use crate::ports::{Answer, Caller, Ports};
@@ -84,5 +85,17 @@ pub async fn access_log(
     listing: Listing<AccessFilter>,
 ) -> Answer<Json<Page<AccessView>>> {
     let slice = ports.access_log.list(&caller, &listing.filter, listing.page).await?;
+    Ok(Json(listing.finish(slice)))
+}
+
+/// Who got, or was refused, which secret; newest first.
+#[utoipa::path(get, path = "/api/v1/admin/audit", tag = "system", params(AuditFilter, PageQuery),
+    responses((status = 200, body = Page<AuditView>)))]
+pub async fn audit(
+    State(ports): State<Ports>,
+    caller: Caller,
+    listing: Listing<AuditFilter>,
+) -> Answer<Json<Page<AuditView>>> {
+    let slice = ports.audit.list(&caller, &listing.filter, listing.page).await?;
     Ok(Json(listing.finish(slice)))
 }

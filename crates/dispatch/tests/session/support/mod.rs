@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
-use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones};
+use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones, GitHost};
 use kici_dispatch::{AgentAuth, DispatchConfig, Dispatcher, Ports, SessionStream};
 use kici_engine::event::Event;
 use kici_engine::hosts::{Fanout, HostSelector, OnUnreachable};
@@ -46,8 +46,16 @@ impl Changes for Recorder {
 #[derive(Default)]
 pub struct TestClones(pub Mutex<Option<CloneError>>);
 
+fn forge_example() -> GitHost {
+    GitHost { protocol: "https".into(), host: "forge.example".into(), ignore_case: true }
+}
+
 #[async_trait::async_trait]
 impl Clones for TestClones {
+    async fn git_host(&self, _: SourceId) -> Result<Option<GitHost>, CloneError> {
+        Ok(Some(forge_example()))
+    }
+
     async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError> {
         if let Some(error) = self.0.lock().unwrap().clone() {
             return Err(error);
@@ -55,6 +63,7 @@ impl Clones for TestClones {
         Ok(CloneSource {
             url: format!("https://forge.example/{}.git", request.repo),
             basic: Some(("x-access-token".into(), "clone-secret".to_owned().into())),
+            git_host: Some(forge_example()),
         })
     }
 }
@@ -145,6 +154,7 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         condition: None,
         env: BTreeMap::new(),
         checkout: Checkout { enabled: def.checkout, depth: 1 },
+        git_credentials: None,
         outputs: BTreeMap::new(),
         timeout_ms: None,
         grace_period_ms: Some(100),
@@ -277,6 +287,7 @@ impl World {
                         priority: 0,
                         pinned_agent_id: None,
                         slot: None,
+                        git_credentials: None,
                     }),
                     _ => JobStart::Pending,
                 },

@@ -38,6 +38,11 @@ fn jobs() {
 }
 
 #[test]
+fn git_credentials() {
+    insta::assert_snapshot!(table(include_str!("refused/git_credentials.txt")));
+}
+
+#[test]
 fn steps() {
     insta::assert_snapshot!(table(include_str!("refused/steps.txt")));
 }

@@ -1,0 +1,125 @@
+//! Joins the two libraries: jobs of the runner get the sockets of the credential helper.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use kici_credential_helper::permission::Permissions;
+use kici_credential_helper::repository::{Case, Repository};
+use kici_credential_helper::server::{Door, Service, Services};
+use kici_credential_helper::service::{
+    Ask, GitCredentials, GitService, Granted, Host, MintError, Minted, Scope, Upstream, Watch,
+};
+use kici_protocol::agent::GitAccess;
+use kici_runner::credentials::{Grant, JobDoor, JobServices, Opening, Remote, RemoteError, Wanted};
+use kici_runner::mask::Masker;
+use secrecy::SecretString;
+
+/// Sockets for jobs, answered by this program.
+pub struct Sockets {
+    program: Option<PathBuf>,
+}
+
+impl Sockets {
+    /// With this program as the helper of git and the command line of steps.
+    pub fn of_this_program() -> Self {
+        Self { program: std::env::current_exe().ok() }
+    }
+}
+
+struct Open {
+    door: Door,
+    git: Arc<GitCredentials>,
+}
+
+#[async_trait]
+impl JobServices for Sockets {
+    fn program(&self) -> Option<&Path> {
+        self.program.as_deref()
+    }
+
+    async fn open(&self, job: Opening) -> Result<Box<dyn JobDoor>, String> {
+        let upstream = Arc::new(Orchestrator(job.remote));
+        let git = GitCredentials::new(scope(&job.git), upstream, Arc::new(Masks(job.masker)), job.clock);
+        let services: Services = [("git", Arc::new(GitService(Arc::clone(&git))) as Arc<dyn Service>)].into();
+        let open = move || {
+            // Ours, by its name: what an earlier process left of the same job.
+            if job.dir.exists() {
+                std::fs::remove_dir_all(&job.dir).map_err(|error| format!("{}: {error}", job.dir.display()))?;
+            }
+            Door::open(&job.dir, kici_sys::host::uid(), services).map_err(|error| error.to_string())
+        };
+        Ok(Box::new(Open { door: open()?, git }))
+    }
+}
+
+#[async_trait]
+impl JobDoor for Open {
+    fn socket(&self) -> &Path {
+        self.door.socket()
+    }
+
+    async fn close(self: Box<Self>) {
+        self.door.close().await;
+        self.git.shut().await;
+    }
+}
+
+fn scope(git: &GitAccess) -> Scope {
+    let case = |ignored| if ignored { Case::Ignored } else { Case::Significant };
+    let host = |host: &kici_protocol::agent::GitHost| Host {
+        protocol: host.protocol.clone(),
+        host: host.host.clone(),
+        case: case(host.ignore_case),
+    };
+    let hosts: Vec<Host> = git.hosts.iter().map(host).collect();
+    let own = hosts.first().and_then(|host| Repository::parse(&host.protocol, &host.host, &git.repo, host.case).ok());
+    Scope { hosts, own }
+}
+
+struct Orchestrator(Arc<Remote>);
+
+fn wanted(ask: &Ask) -> Wanted {
+    Wanted {
+        host: ask.repository.host().to_owned(),
+        repo: ask.repository.path().to_owned(),
+        credential: ask.credential.clone(),
+    }
+}
+
+#[async_trait]
+impl Upstream for Orchestrator {
+    async fn mint(&self, ask: &Ask) -> Result<Minted, MintError> {
+        let permissions = ask.permissions.iter().map(|(name, level)| (name.to_owned(), level.to_string())).collect();
+        let found = self.0.mint(&wanted(ask), permissions).await.map_err(|error| match error {
+            RemoteError::Refused => MintError::Refused,
+            RemoteError::Unavailable => MintError::Unavailable,
+        })?;
+        let granted = match found.grant {
+            Grant::Unscoped => Granted::Unscoped,
+            Grant::Scoped(permissions) => {
+                // A permission of a kind that this build does not know counts as not granted.
+                let known =
+                    permissions.iter().filter_map(|(name, level)| Permissions::parse([format!("{name}={level}")]).ok());
+                Granted::Scoped(known.fold(Permissions::default(), |all, one| all.union(&one)))
+            }
+        };
+        Ok(Minted { user: found.user, secret: found.secret, granted, expires_at: found.expires_at })
+    }
+
+    async fn revoke(&self, ask: &Ask, secret: &SecretString) {
+        self.0.revoke(&wanted(ask), secret).await;
+    }
+}
+
+struct Masks(Arc<Masker>);
+
+impl Watch for Masks {
+    fn mask(&self, values: &[&str]) {
+        self.0.add(values.iter().copied());
+    }
+
+    fn count(&self, outcome: &'static str) {
+        metrics::counter!("kici_agent_credential_requests_total", "outcome" => outcome).increment(1);
+    }
+}

@@ -1,0 +1,131 @@
+//! Git credentials of a job: its socket, which a port opens, and what git is told so that it asks there.
+
+mod git;
+mod remote;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use kici_engine::time::Clock;
+use kici_protocol::agent::{GitAccess, GitHost};
+use sha2::{Digest, Sha256};
+
+use crate::config::Config;
+use crate::key::JobKey;
+use crate::mask::Masker;
+
+pub use git::HelperConfig;
+pub use remote::{Grant, Remote, RemoteCredential, RemoteError, Wanted};
+
+/// What opens the sockets of jobs: whoever puts the agent together joins it with the library that answers git.
+#[async_trait]
+pub trait JobServices: Send + Sync {
+    /// The program that git and steps start to talk to the socket; it takes `credential-helper --socket PATH OPERATION`, and is
+    /// the command line of steps where it is called `kici`. None: jobs have no socket.
+    fn program(&self) -> Option<&Path>;
+
+    /// Opens the socket of a job.
+    ///
+    /// # Errors
+    /// A message for the job.
+    async fn open(&self, job: Opening) -> Result<Box<dyn JobDoor>, String>;
+}
+
+/// The socket of a job while it is open.
+#[async_trait]
+pub trait JobDoor: Send + Sync {
+    /// Its path.
+    fn socket(&self) -> &Path;
+
+    /// Closes it, and ends whatever the job still holds.
+    async fn close(self: Box<Self>);
+}
+
+/// What a job's socket is opened with.
+pub struct Opening {
+    /// The directory to make for it.
+    pub dir: PathBuf,
+    /// What git may ask about.
+    pub git: GitAccess,
+    /// Where credentials come from.
+    pub remote: Arc<Remote>,
+    /// Learns secrets before anybody gets them.
+    pub masker: Arc<Masker>,
+    /// Now.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// No sockets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoServices;
+
+#[async_trait]
+impl JobServices for NoServices {
+    fn program(&self) -> Option<&Path> {
+        None
+    }
+
+    async fn open(&self, _: Opening) -> Result<Box<dyn JobDoor>, String> {
+        Err("this agent opens no sockets for jobs".to_owned())
+    }
+}
+
+/// The open socket of a job with what its steps see of it.
+pub struct Access {
+    door: Box<dyn JobDoor>,
+    /// What git is told.
+    pub helper: HelperConfig,
+    /// Directory with the command `kici`.
+    pub bin: PathBuf,
+    /// Hosts that get no credentials because the connection is not encrypted.
+    pub insecure: Vec<String>,
+}
+
+impl Access {
+    /// Opens the socket of a job, and puts the command `kici` into `dir/bin`. None when the job gets no credentials.
+    ///
+    /// # Errors
+    /// A message for the job.
+    pub async fn open(
+        services: &dyn JobServices,
+        config: &Config,
+        job: JobKey,
+        git: Option<GitAccess>,
+        dir: &Path,
+        opening: impl FnOnce(PathBuf, GitAccess) -> Opening,
+    ) -> Result<Option<Self>, String> {
+        let (Some(program), Some(mut git)) = (services.program(), git) else { return Ok(None) };
+        let allowed = |host: &GitHost| host.protocol == "https" || config.git_allow_insecure_http;
+        let insecure: Vec<String> = git.hosts.extract_if(.., |host| !allowed(host)).map(|host| host.host).collect();
+        let urls = git.hosts.iter().map(|host| format!("{}://{}", host.protocol, host.host)).collect();
+        let bin = dir.join("bin");
+        let link = || {
+            std::fs::create_dir_all(&bin)?;
+            std::os::unix::fs::symlink(program, bin.join("kici"))
+        };
+        link().map_err(|error| format!("the command `kici` cannot be put into {}: {error}", bin.display()))?;
+        let parent = config.runtime_dir.join("j");
+        std::fs::create_dir_all(&parent)
+            .map_err(|error| format!("{}: {error}; set runtime_dir to a directory of the agent's", parent.display()))?;
+        let door = services.open(opening(socket_dir(config, job), git)).await?;
+        let helper = HelperConfig::new(program, door.socket(), urls, config.git_inherit_host_helpers);
+        Ok(Some(Self { door, helper, bin, insecure }))
+    }
+
+    /// Path of the socket.
+    pub fn socket(&self) -> &Path {
+        self.door.socket()
+    }
+
+    /// Closes the socket.
+    pub async fn close(self) {
+        self.door.close().await;
+    }
+}
+
+/// Where the socket of a job lies. Short, because the path of a socket may have 107 bytes; found again after a restart.
+pub fn socket_dir(config: &Config, job: JobKey) -> PathBuf {
+    let name = format!("{}|{}", config.state_dir.display(), job.file_name());
+    config.runtime_dir.join("j").join(&hex::encode(Sha256::digest(name))[..8])
+}
