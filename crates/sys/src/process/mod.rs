@@ -7,6 +7,7 @@
 
 mod keeper;
 mod proc_fs;
+mod strays;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -14,6 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -23,14 +25,17 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStderr, ChildStdout};
 
+use crate::cgroup::StepGroup;
+use crate::confine::Confinement;
 pub use proc_fs::{ProcessId, descendants};
+pub use strays::{adopt_strays, kill_strays};
 
 /// How often a tree is searched while it is being ended.
 const SWEEP: Duration = Duration::from_millis(2);
 /// Sweeps that [`Tree::kill`] makes at most: what survives them cannot be killed (uninterruptible sleep).
 const MAX_SWEEPS: u32 = 2_500;
 
-/// A command to start. Its standard input is empty; of the descriptors of this process it gets none.
+/// A command to start. Its standard input is empty; of the descriptors of this process it gets those of its confinement.
 #[derive(Clone, Debug, Default)]
 pub struct Spawn {
     /// The program, looked up in the `PATH` of `env`.
@@ -41,6 +46,10 @@ pub struct Spawn {
     pub env: Vec<(OsString, OsString)>,
     /// Where it starts.
     pub cwd: PathBuf,
+    /// What it may not do.
+    pub confine: Confinement,
+    /// The group of processes that it is put into.
+    pub group: Option<Arc<StepGroup>>,
 }
 
 impl Spawn {
@@ -68,6 +77,7 @@ pub struct Tree {
     status: pipe::Receiver,
     partial: Vec<u8>,
     exit: Option<ExitStatus>,
+    group: Option<Arc<StepGroup>>,
 }
 
 impl Tree {
@@ -78,7 +88,9 @@ impl Tree {
     /// When the program cannot be executed (not found, not executable, no such directory) or no process can be made.
     pub fn spawn(spawn: &Spawn) -> io::Result<(Self, Pipes)> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
-        let mut image = keeper::Image::new(spawn)?;
+        let mut confine = spawn.confine.clone();
+        confine.group = spawn.group.as_ref().map(|group| group.procs());
+        let mut image = keeper::Image::new(spawn, &confine)?;
         // The program is executed by the keeper's side, not by std.
         let mut command = std::process::Command::new(&spawn.program);
         command.env_clear().current_dir(&spawn.cwd).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -86,7 +98,12 @@ impl Tree {
         // SAFETY: `split` runs in the forked child before exec and makes only async-signal-safe calls; `report` is open
         // there, because `write` lives until after the spawn.
         unsafe { command.pre_exec(move || keeper::split(report, &mut image)) };
-        let mut keeper = tokio::process::Command::from(command).spawn()?;
+        let mut keeper = {
+            let mut known = strays::lock();
+            let keeper = tokio::process::Command::from(command).spawn()?;
+            strays::know(&mut known, keeper.id());
+            keeper
+        };
         drop(write);
         let command = read_pid(&read)?;
         let keeper_pid = keeper.id().and_then(|id| i32::try_from(id).ok()).ok_or_else(already_gone)?;
@@ -101,6 +118,7 @@ impl Tree {
             status: pipe::Receiver::from_owned_fd(read)?,
             partial: Vec::with_capacity(4),
             exit: None,
+            group: spawn.group.clone(),
         };
         Ok((tree, pipes))
     }
@@ -134,11 +152,13 @@ impl Tree {
 
     /// Ends every process of the tree with SIGKILL and waits until none is left. Returns how many it ended.
     pub async fn kill(&mut self) -> u32 {
-        let mut killed = 0;
         // A keeper that has nothing left is about to end by itself: no search is needed then.
         if self.exit.is_some() && tokio::time::timeout(SWEEP, self.keeper.wait()).await.is_ok() {
-            return 0;
+            return self.group.as_ref().map_or(0, |group| group.kill());
         }
+        // All at once where the kernel does that; a search finds them once more while they are dying.
+        let at_once = self.group.as_ref().map_or(0, |group| group.kill());
+        let mut killed = 0;
         for sweep in 0..MAX_SWEEPS {
             if let Ok(Some(_)) = self.keeper.try_wait() {
                 break;
@@ -153,7 +173,7 @@ impl Tree {
                 let _ = self.keeper.start_kill();
             }
         }
-        killed
+        killed.max(at_once)
     }
 
     /// True while any process of the tree lives, the command included.
