@@ -8,6 +8,8 @@
 pub mod agent;
 pub mod checkout;
 pub mod config;
+pub mod confine;
+pub mod doctor;
 pub mod hash_files;
 pub mod job;
 pub mod journal;

@@ -6,10 +6,10 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -132,6 +132,8 @@ impl Delegated {
         let all = [
             ("pids", "pids.max", limits.processes.map(|n| n.to_string())),
             ("memory", "memory.max", limits.memory_bytes.map(|n| n.to_string())),
+            // A leader that goes on without its children hangs; with this all end, and the verdict is plain.
+            ("memory", "memory.oom.group", limits.memory_bytes.map(|_| "1".to_owned())),
             // Without this the limit is only where swapping begins.
             ("memory", "memory.swap.max", limits.memory_bytes.map(|_| "0".to_owned())),
             ("cpu", "cpu.max", cpu),
@@ -170,7 +172,7 @@ impl JobGroup {
         let dir = self.dir.join(self.made.fetch_add(1, Ordering::Relaxed).to_string());
         make(&dir)?;
         let procs = File::options().write(true).open(dir.join("cgroup.procs"))?;
-        Ok(StepGroup { dir, procs: Arc::new(procs) })
+        Ok(StepGroup { dir, procs })
     }
 
     /// What the job used so far.
@@ -226,7 +228,7 @@ impl JobGroup {
 #[derive(Debug)]
 pub struct StepGroup {
     dir: PathBuf,
-    procs: Arc<File>,
+    procs: File,
 }
 
 impl StepGroup {
@@ -239,8 +241,8 @@ impl StepGroup {
         there
     }
 
-    pub(crate) fn procs(&self) -> Arc<File> {
-        Arc::clone(&self.procs)
+    pub(crate) fn procs(&self) -> RawFd {
+        self.procs.as_raw_fd()
     }
 }
 

@@ -27,7 +27,11 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    fn of(self, full: usize) -> usize {
+    pub(super) fn is_quick(self) -> bool {
+        self.quick
+    }
+
+    pub(super) fn of(self, full: usize) -> usize {
         if self.quick { full.div_ceil(20) } else { full }
     }
 

@@ -2,6 +2,7 @@
 //! durability on; the load comes from the same machine.
 
 mod agent;
+mod bare;
 mod compile;
 mod measure;
 mod node;
@@ -27,7 +28,7 @@ use crate::dev::{server, stack};
 use crate::workspace::Workspace;
 
 /// A row of the result: the key, what it is, and the goal with its direction.
-const ROWS: [(&str, &str, &str); 20] = [
+const ROWS: [(&str, &str, &str); 25] = [
     ("accept_p50_ms", "webhook accepted at 50/s, p50 (ms)", "<= 5"),
     ("accept_p99_ms", "webhook accepted at 50/s, p99 (ms)", "<= 25"),
     ("offer_p50_ms", "webhook to offer at the agent, p50 (ms)", ""),
@@ -38,6 +39,11 @@ const ROWS: [(&str, &str, &str); 20] = [
     ("first_instruction_p99_ms", "webhook to first instruction, p99 (ms)", "<= 30"),
     ("trivial_job_p50_ms", "trivial job with checkout, p50 (ms)", "<= 50"),
     ("trivial_job_p99_ms", "trivial job with checkout, p99 (ms)", ""),
+    ("bare_overhead_p50_ms", "job without checkout over its plain command, p50 (ms)", "<= 25"),
+    ("cancel_p50_ms", "cancel to no process left, p50 (ms)", "<= 100"),
+    ("cancel_p99_ms", "cancel to no process left, p99 (ms)", ""),
+    ("flood_mib_per_s", "1 GiB of output of one step, through the agent (MiB/s)", ""),
+    ("flood_agent_mib", "agent resident at most, with 1 GiB of output (MiB)", "<= 64"),
     ("jobs_per_s", "jobs done, 50 simulated agents (1/s)", ">= 300"),
     ("log_lines_per_s", "log lines durable (1/s)", ">= 200000"),
     ("orchestrator_resident_mib", "orchestrator resident, idle (MiB)", "<= 40"),
@@ -119,6 +125,7 @@ async fn load(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
     figures.extend(limited("webhooks", measure::accept(node, effort)).await?);
     figures.extend(limited("offers", measure::offer(node, effort)).await?);
     figures.extend(limited("real agent", measure::real(node, effort)).await?);
+    figures.extend(limited("bare jobs", bare::bare(node, effort)).await?);
     figures.extend(limited("throughput", measure::throughput(node, effort)).await?);
     figures.extend(limited("logs", measure::logs(node, effort)).await?);
     Ok(figures)

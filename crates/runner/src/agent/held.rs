@@ -75,6 +75,7 @@ impl Agent {
 
     pub(super) fn on_offer(&mut self, offer: JobOffer) {
         let Some(job) = offer.job.clone() else { return };
+        self.note_offer();
         let key = match JobKey::try_from(&job) {
             Ok(key) => key,
             Err(error) => return self.reject(job, RejectReason::Unsupported, &error.to_string()),
@@ -117,8 +118,10 @@ impl Agent {
     /// Why no work is taken now.
     fn full(&self) -> Option<(RejectReason, String)> {
         let max = self.config.max_concurrency as usize;
-        if self.draining {
+        if self.draining || self.resets.gave_up {
             Some((RejectReason::Draining, String::new()))
+        } else if self.resets.running {
+            Some((RejectReason::Resetting, String::new()))
         } else if self.active() >= max {
             Some((RejectReason::Busy, format!("{max} of {max} jobs are held")))
         } else if self.post.len() > MAX_WAITING {
@@ -139,7 +142,7 @@ impl Agent {
             0 => self.config.max_log_size_bytes,
             bytes => bytes,
         };
-        let limits = Limits { max_step_bytes, max_unacked_bytes: self.config.log_spool_max_bytes };
+        let limits = Limits { max_step_bytes, max_unacked_bytes: self.config.log_spool_max_bytes, pressure: self.config.pressure };
         let dir = self.state.spool_dir(key);
         let spool = Spool::create(&dir, limits)?;
         mark_spool(&dir, key)?;
@@ -166,6 +169,7 @@ impl Agent {
                 "host": kici_sys::host::hostname(),
                 "labels": self.labels,
             }),
+            host: Arc::clone(&self.host),
             trees: Mutex::default(),
         };
         tracing::info!(job = %key, workflow = offer.workflow, name = offer.job_name, request = offer.request_id, "a job is taken");
@@ -223,6 +227,7 @@ impl Agent {
             }
             JobEvent::Cleaned => {
                 self.forget(key);
+                self.reset_when_idle();
                 for offer in std::mem::take(&mut self.deferred) {
                     self.on_offer(offer);
                 }

@@ -3,7 +3,10 @@
 mod after_cancel;
 mod frames;
 mod held;
+mod http;
+mod idle;
 mod post;
+mod reset;
 mod signals;
 mod state;
 mod writer;
@@ -22,13 +25,18 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::confine::Host;
 use crate::job::{JobEvent, Posting};
 use crate::key::JobKey;
 use crate::outbox::Outbox;
 use crate::session::{self, Cut, LinkEvent, Session};
 use crate::stop::{Stop, strengthen};
 use held::Held;
+use http::Health;
+use idle::Scaler;
+use kici_telemetry::metrics::Metrics;
 use post::{Post, Settled};
+use reset::Resets;
 pub use signals::signals;
 pub use state::StartError;
 use state::State;
@@ -84,6 +92,7 @@ pub struct Agent {
     config: Arc<Config>,
     clock: Arc<dyn Clock>,
     state: State,
+    host: Arc<Host>,
     cluster: Option<String>,
     jobs: BTreeMap<JobKey, Held>,
     /// Offers of a newer epoch that wait for the end of the older one.
@@ -112,10 +121,13 @@ pub struct Agent {
     last_expiry: Instant,
     last_ask: Instant,
     degraded: Vec<String>,
+    resets: Resets,
+    scaler: Scaler,
+    health: watch::Sender<Health>,
 }
 
 impl Agent {
-    /// Runs an agent until it is told to stop or cannot go on.
+    /// Runs an agent until it is told to stop or cannot go on. `metrics` are served where the settings name a port.
     ///
     /// # Errors
     /// [`StartError`] when its directories cannot be used.
@@ -123,11 +135,15 @@ impl Agent {
         config: Config,
         clock: Arc<dyn Clock>,
         mut signals: mpsc::Receiver<Signal>,
+        metrics: Option<Metrics>,
     ) -> Result<Ended, StartError> {
         let config = Arc::new(config);
         let (open_config, open_clock) = (Arc::clone(&config), Arc::clone(&clock));
-        let opened = tokio::task::spawn_blocking(move || State::open(&open_config, &*open_clock)).await;
-        let (state, left) = match opened {
+        let opened = tokio::task::spawn_blocking(move || {
+            let host = Host::find(&open_config);
+            State::open(&open_config, &host, &*open_clock).map(|(state, left)| (state, left, host))
+        });
+        let (state, left, host) = match opened.await {
             Ok(opened) => opened?,
             Err(error) => return Ok(Ended { exit: 1, message: Some(error.to_string()) }),
         };
@@ -137,12 +153,17 @@ impl Agent {
         let (postings, to_write) = mpsc::channel(POSTINGS);
         let (kept, mut from_writer) = mpsc::channel(EVENTS);
         let (link_events, mut from_link) = mpsc::channel(EVENTS);
-        let mut agent = Self::new(config, clock, state, job_events, postings);
+        let (resets, mut from_reset) = Resets::new();
+        let listener = http::bind(config.listen).await.map_err(StartError::Listen)?;
+        let mut agent = Self::new(config, clock, state, Arc::new(host), job_events, postings, resets);
         agent.take_over(left);
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         tasks.spawn(writer::run(to_write, Arc::clone(&agent.outbox), kept));
         tasks.spawn(session::keep(Arc::clone(&agent.config), Arc::clone(&agent.holding), link_events, stop.clone()));
+        if let Some(listener) = listener {
+            tasks.spawn(http::serve(listener, agent.health.subscribe(), metrics.clone()));
+        }
         let mut tick = tokio::time::interval(TICK);
         let ended = loop {
             let ended = tokio::select! {
@@ -150,8 +171,15 @@ impl Agent {
                 Some((job, event)) = from_jobs.recv() => { agent.on_job(job, event); None }
                 Some(kept) = from_writer.recv() => { agent.on_kept(kept); None }
                 Some(signal) = signals.recv() => { agent.on_signal(signal); None }
-                _ = tick.tick() => agent.on_tick(),
+                Some(ended) = from_reset.recv() => { agent.on_reset(ended); None }
+                _ = tick.tick() => {
+                    if let Some(metrics) = &metrics {
+                        metrics.upkeep();
+                    }
+                    agent.on_tick()
+                }
             };
+            agent.tell_health();
             if let Some(ended) = ended.or_else(|| agent.finished()) {
                 break ended;
             }
@@ -166,8 +194,10 @@ impl Agent {
         config: Arc<Config>,
         clock: Arc<dyn Clock>,
         state: State,
+        host: Arc<Host>,
         job_events: mpsc::Sender<(JobKey, JobEvent)>,
         postings: mpsc::Sender<Posting>,
+        resets: Resets,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -194,9 +224,13 @@ impl Agent {
             last_expiry: now,
             last_ask: now,
             degraded: Vec::new(),
+            resets,
+            scaler: Scaler::default(),
+            health: watch::Sender::default(),
             config,
             clock,
             state,
+            host,
         }
     }
 
@@ -240,10 +274,18 @@ impl Agent {
             tracing::error!(job = %kept.job, why, "a result cannot be kept on disk; it is only sent");
             self.degrade(format!("outbox: {why}"));
         }
-        if kept.last
-            && let Some(held) = self.jobs.get_mut(&kept.job)
-        {
-            held.reported = true;
+        if kept.last {
+            if let Some(held) = self.jobs.get_mut(&kept.job) {
+                held.reported = true;
+            }
+            let result = kept.frames.iter().find_map(|frame| match &frame.frame {
+                Some(agent_frame::Frame::JobUpdate(update)) => Some(update.clone()),
+                _ => None,
+            });
+            if let Some(result) = result {
+                metrics::counter!("kici_agent_jobs_total", "status" => result.state.clone()).increment(1);
+                self.note_end(kept.job, &result);
+            }
         }
         self.post.add(&file, kept.job.to_ref(), kept.frames, kept.last);
         self.flush();
@@ -294,12 +336,21 @@ impl Agent {
             self.expire();
         }
         self.check_disk();
+        if self.jobs.is_empty() && kici_sys::process::may_have_strays() {
+            self.tasks.spawn_blocking(kici_sys::process::kill_strays);
+        }
+        self.reset_when_idle();
         None
     }
 
     /// An agent that drains is done when nothing is held and nothing waits.
-    fn finished(&self) -> Option<Ended> {
-        let done = self.draining && self.jobs.is_empty() && self.deferred.is_empty() && self.post.len() == 0;
+    fn finished(&mut self) -> Option<Ended> {
+        if self.is_idle_for_good() {
+            tracing::info!("there is no work for this agent; it ends");
+            return Some(Ended { exit: 0, message: None });
+        }
+        let held = !self.jobs.is_empty() || !self.deferred.is_empty() || self.resets.running;
+        let done = self.draining && !held && self.post.len() == 0;
         let logs = self.tasks.is_empty() || self.link.is_none();
         (done && logs).then_some(Ended { exit: 0, message: None })
     }
@@ -432,8 +483,8 @@ impl Agent {
     fn say_status(&mut self) {
         let status = AgentStatus {
             active_jobs: u32::try_from(self.active()).unwrap_or(u32::MAX),
-            draining: self.draining,
-            resetting: false,
+            draining: self.draining || self.resets.gave_up,
+            resetting: self.resets.running,
             degraded: self.degraded.clone(),
         };
         self.send(agent_frame::Frame::AgentStatus(status));
@@ -444,7 +495,39 @@ impl Agent {
         self.jobs.values().filter(|held| !held.reported).count()
     }
 
+    /// Tells the pages of health and metrics how the agent is.
+    fn tell_health(&self) {
+        let mut not_ready = self.degraded.clone();
+        let words = [
+            (self.link.is_none(), "no session with the orchestrator"),
+            (self.draining, "draining"),
+            (self.resets.running, "resetting"),
+        ];
+        not_ready.extend(words.iter().filter(|(so, _)| *so).map(|(_, word)| (*word).to_owned()));
+        let health = Health {
+            agent_id: self.state.agent_id.to_string(),
+            connected: self.link.is_some(),
+            active_jobs: self.active(),
+            not_ready,
+        };
+        self.health.send_if_modified(|now| {
+            let changed = *now != health;
+            if changed {
+                metrics::gauge!("kici_agent_connected").set(f64::from(u8::from(health.connected)));
+                metrics::gauge!("kici_agent_jobs_active").set(as_f64(health.active_jobs));
+                *now = health;
+            }
+            changed
+        });
+        metrics::gauge!("kici_agent_outbox_pending").set(as_f64(self.post.len()));
+    }
+
     fn note_holding(&self) {
         self.holding.store(!self.jobs.is_empty() || self.post.len() > 0, Ordering::Relaxed);
     }
+}
+
+/// Counts here are far below 2^32.
+fn as_f64(count: usize) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }

@@ -28,14 +28,20 @@ pub fn landlock_abi() -> Option<u32> {
 /// What a command can reach.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
-    /// Directories and files that it may write, with all below them. Those that do not exist are left out.
+    /// Directories and files that it may write and read, with all below them, also where that is hidden. Those that do not
+    /// exist are left out.
     pub writable: Vec<PathBuf>,
-    /// What it may not write, nor read where `hide` is set, though it lies below what it may.
+    /// Files that it may not read, and directories with such; everything else can be read.
     pub hidden: Vec<PathBuf>,
-    /// Whether files in `hidden` are unreadable too; all others can be read.
-    pub hide: bool,
-    /// What it may read and write though it lies below `hidden`.
-    pub own: Vec<PathBuf>,
+}
+
+impl Reach {
+    /// What is hidden in vain, since it lies below what is writable.
+    pub fn exposed(&self) -> Vec<&Path> {
+        let writable: Vec<PathBuf> = self.writable.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        let below = |path: &Path| path.canonicalize().is_ok_and(|path| writable.iter().any(|root| path.starts_with(root)));
+        self.hidden.iter().map(PathBuf::as_path).filter(|path| below(path)).collect()
+    }
 }
 
 /// A set of rules that a command takes on.
@@ -52,8 +58,9 @@ impl Files {
     pub fn new(reach: &Reach) -> io::Result<Self> {
         let unsupported = || io::Error::new(io::ErrorKind::Unsupported, "this kernel has no usable Landlock");
         landlock_abi().ok_or_else(unsupported)?;
+        let hidden: Vec<PathBuf> = reach.hidden.iter().filter_map(|path| path.canonicalize().ok()).collect();
         let mut handled = write_access();
-        if reach.hide {
+        if !hidden.is_empty() {
             handled |= AccessFs::ReadFile;
         }
         let mut ruleset = Ruleset::default()
@@ -61,17 +68,12 @@ impl Files {
             .handle_access(handled)
             .and_then(Ruleset::create)
             .map_err(io::Error::other)?;
-        let hidden: Vec<PathBuf> = reach.hidden.iter().filter_map(|path| path.canonicalize().ok()).collect();
         let mut grants: Vec<(PathBuf, BitFlags<AccessFs>)> = Vec::new();
-        if reach.hide {
+        if !hidden.is_empty() {
             let read = BitFlags::from(AccessFs::ReadFile);
             around(Path::new("/"), &hidden, &mut |path| grants.push((path, read)))?;
         }
-        let writable = handled;
-        for path in reach.writable.iter().filter_map(|path| path.canonicalize().ok()) {
-            around(&path, &hidden, &mut |path| grants.push((path, writable)))?;
-        }
-        grants.extend(reach.own.iter().map(|path| (path.clone(), writable)));
+        grants.extend(reach.writable.iter().map(|path| (path.clone(), handled)));
         if grants.len() > MAX_GRANTS {
             return Err(io::Error::other(format!(
                 "{} entries lie beside what must be hidden from steps; keep state_dir and the token in directories with less",

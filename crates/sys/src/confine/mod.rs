@@ -6,7 +6,6 @@
 mod calls;
 mod files;
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,8 +27,6 @@ pub struct Confinement {
     pub user: Option<Arc<User>>,
     /// Descriptors that it gets, at their own numbers.
     pub keep: Vec<Arc<OwnedFd>>,
-    /// `cgroup.procs` of the group that it joins.
-    pub(crate) group: Option<Arc<File>>,
 }
 
 /// A user of this host.

@@ -37,10 +37,10 @@ struct Confine {
 }
 
 impl Confine {
-    fn new(of: &Confinement) -> Self {
+    fn new(of: &Confinement, group: Option<RawFd>) -> Self {
         Self {
             files: of.files.as_ref().map(|files| files.raw()),
-            group: of.group.as_ref().map(|group| group.as_raw_fd()),
+            group,
             filter: of.calls.as_ref().map(|calls| calls.program.clone()).unwrap_or_default(),
             user: of.user.as_ref().map(|user| (user.uid, user.gid, user.groups.clone())),
             drop_capabilities: of.drop_capabilities,
@@ -68,7 +68,7 @@ struct Start<'a> {
 }
 
 impl Image {
-    pub(super) fn new(spawn: &Spawn, confine: &Confinement) -> io::Result<Self> {
+    pub(super) fn new(spawn: &Spawn) -> io::Result<Self> {
         let text = |bytes: &[u8]| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
         let program = spawn.program.as_bytes();
         let path = spawn.env.iter().find(|(name, _)| name == "PATH").map_or(OsStr::new(""), |(_, path)| path);
@@ -88,7 +88,7 @@ impl Image {
         }
         let addresses = |texts: &[CString]| texts.iter().map(|t| t.as_ptr() as usize).chain([0]).collect();
         let (argv, envp) = (addresses(&texts[..args]), addresses(&texts[args..]));
-        let confine = Confine::new(confine);
+        let confine = Confine::new(&spawn.confine, spawn.group.as_ref().map(|group| group.procs()));
         Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES], confine })
     }
 }

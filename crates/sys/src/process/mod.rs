@@ -28,7 +28,7 @@ use tokio::process::{Child, ChildStderr, ChildStdout};
 use crate::cgroup::StepGroup;
 use crate::confine::Confinement;
 pub use proc_fs::{ProcessId, descendants};
-pub use strays::{adopt_strays, kill_strays};
+pub use strays::{adopt_strays, kill_strays, may_have_strays};
 
 /// How often a tree is searched while it is being ended.
 const SWEEP: Duration = Duration::from_millis(2);
@@ -50,6 +50,8 @@ pub struct Spawn {
     pub confine: Confinement,
     /// The group of processes that it is put into.
     pub group: Option<Arc<StepGroup>>,
+    /// The program only starts the command, two processes further down, and must outlive it: SIGTERM passes it by.
+    pub is_wrapper: bool,
 }
 
 impl Spawn {
@@ -78,6 +80,7 @@ pub struct Tree {
     partial: Vec<u8>,
     exit: Option<ExitStatus>,
     group: Option<Arc<StepGroup>>,
+    is_wrapper: bool,
 }
 
 impl Tree {
@@ -88,9 +91,7 @@ impl Tree {
     /// When the program cannot be executed (not found, not executable, no such directory) or no process can be made.
     pub fn spawn(spawn: &Spawn) -> io::Result<(Self, Pipes)> {
         let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
-        let mut confine = spawn.confine.clone();
-        confine.group = spawn.group.as_ref().map(|group| group.procs());
-        let mut image = keeper::Image::new(spawn, &confine)?;
+        let mut image = keeper::Image::new(spawn)?;
         // The program is executed by the keeper's side, not by std.
         let mut command = std::process::Command::new(&spawn.program);
         command.env_clear().current_dir(&spawn.cwd).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -119,6 +120,7 @@ impl Tree {
             partial: Vec::with_capacity(4),
             exit: None,
             group: spawn.group.clone(),
+            is_wrapper: spawn.is_wrapper,
         };
         Ok((tree, pipes))
     }
@@ -134,7 +136,10 @@ impl Tree {
         while self.exit.is_none() {
             let mut byte = [0_u8; 4];
             match self.status.read(&mut byte[..4 - self.partial.len()]).await {
-                Ok(0) | Err(_) => self.exit = Some(ExitStatus::from_raw(Signal::SIGKILL as i32)),
+                Ok(0) | Err(_) => {
+                    strays::suspect();
+                    self.exit = Some(ExitStatus::from_raw(Signal::SIGKILL as i32));
+                }
                 Ok(n) => self.partial.extend_from_slice(&byte[..n]),
             }
             if let Ok(raw) = <[u8; 4]>::try_from(self.partial.as_slice()) {
@@ -144,8 +149,11 @@ impl Tree {
         self.exit.unwrap_or_default()
     }
 
-    /// SIGTERM to the process group of the command.
+    /// SIGTERM to the process group of the command; below a wrapper, to all processes.
     pub fn terminate(&self) {
+        if self.is_wrapper {
+            return proc_fs::terminate_below(self.command.as_raw());
+        }
         // It may be gone already, which is what was wanted.
         let _ = killpg(self.command, Signal::SIGTERM);
     }
@@ -153,7 +161,7 @@ impl Tree {
     /// Ends every process of the tree with SIGKILL and waits until none is left. Returns how many it ended.
     pub async fn kill(&mut self) -> u32 {
         // A keeper that has nothing left is about to end by itself: no search is needed then.
-        if self.exit.is_some() && tokio::time::timeout(SWEEP, self.keeper.wait()).await.is_ok() {
+        if self.exit.is_some() && self.keeper_ended().await {
             return self.group.as_ref().map_or(0, |group| group.kill());
         }
         // All at once where the kernel does that; a search finds them once more while they are dying.
@@ -164,8 +172,7 @@ impl Tree {
                 break;
             }
             killed += proc_fs::kill_below(self.keeper_id);
-            let gone = tokio::time::timeout(SWEEP, self.keeper.wait()).await;
-            if gone.is_ok() {
+            if self.keeper_ended().await {
                 break;
             }
             if sweep == MAX_SWEEPS - 1 {
@@ -174,6 +181,19 @@ impl Tree {
             }
         }
         killed.max(at_once)
+    }
+
+    /// Waits a moment for the end of the keeper.
+    async fn keeper_ended(&mut self) -> bool {
+        match tokio::time::timeout(SWEEP, self.keeper.wait()).await {
+            Ok(status) => {
+                if !status.is_ok_and(|status| status.success()) {
+                    strays::suspect();
+                }
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// True while any process of the tree lives, the command included.

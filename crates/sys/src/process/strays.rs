@@ -16,6 +16,8 @@ use super::proc_fs::{ProcessId, children, kill_below};
 /// The keepers that this process has started, until they are found to be gone.
 static KEEPERS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 static ADOPTS: AtomicBool = AtomicBool::new(false);
+/// A keeper ended that should not have: something may have come to this process.
+static SUSPECT: AtomicBool = AtomicBool::new(false);
 
 /// Rounds in which strays are looked for: ending one may bring up its children.
 const ROUNDS: u32 = 200;
@@ -30,6 +32,11 @@ pub(super) fn know(known: &mut BTreeSet<i32>, keeper: Option<u32>) {
     known.extend(keeper.and_then(|id| i32::try_from(id).ok()));
 }
 
+/// A keeper ended otherwise than by itself.
+pub(super) fn suspect() {
+    SUSPECT.store(true, Ordering::Release);
+}
+
 /// From now on this process becomes the parent of what lost its keeper (`PR_SET_CHILD_SUBREAPER`).
 ///
 /// # Errors
@@ -40,10 +47,15 @@ pub fn adopt_strays() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a keeper was ended since [`kill_strays`] looked last.
+pub fn may_have_strays() -> bool {
+    ADOPTS.load(Ordering::Relaxed) && SUSPECT.load(Ordering::Acquire)
+}
+
 /// Ends and reaps all processes that lost their keeper, with what is below them. Blocks. Returns how many it ended; 0 where
-/// [`adopt_strays`] was not called. A child that is neither a keeper nor in the session of this process can be nothing else.
+/// [`adopt_strays`] was not called or no keeper was ended. A child that is neither a keeper nor in the session of this process can be nothing else.
 pub fn kill_strays() -> u32 {
-    if !ADOPTS.load(Ordering::Relaxed) {
+    if !ADOPTS.load(Ordering::Relaxed) || !SUSPECT.swap(false, Ordering::AcqRel) {
         return 0;
     }
     let mut killed = 0;

@@ -126,11 +126,11 @@ mod confined {
             std::fs::write(path(name), "text").expect("written");
         }
         let reach = Reach {
-            writable: vec![path("home"), "/dev".into(), "/no/such/directory".into()],
+            writable: vec![path("home"), path("state/job"), "/dev".into(), "/no/such/directory".into()],
             hidden: vec![path("state")],
-            hide: true,
-            own: vec![path("state/job")],
         };
+        assert!(reach.exposed().is_empty());
+        assert_eq!(Reach { writable: vec![root.clone()], ..reach.clone() }.exposed(), [path("state")]);
         let script = "echo a > state/job/new && mv state/job/new state/job/x && cat state/job/x && echo own works
             cat outside/readable > /dev/null && echo reads
             echo a > outside/new || echo not outside
