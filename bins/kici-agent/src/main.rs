@@ -30,7 +30,9 @@ fn main() -> ExitCode {
             print!("{}", config.describe());
             return ExitCode::SUCCESS;
         }
-        Some(("doctor", own)) => return doctor::run(&config, own.get_one::<String>("output").is_some_and(|form| form == "json")),
+        Some(("doctor", own)) => {
+            return doctor::run(&config, own.get_one::<String>("output").is_some_and(|form| form == "json"));
+        }
         _ => {}
     }
     run(config).unwrap_or_else(|error| {
@@ -55,7 +57,8 @@ fn run(config: Config) -> anyhow::Result<ExitCode> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).max_blocking_threads(8).thread_keep_alive(Duration::from_secs(10)).enable_all();
     let runtime = runtime.build()?;
-    let ended = runtime.block_on(async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?, Some(metrics)).await?) })?;
+    let ended = runtime
+        .block_on(async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?, Some(metrics)).await?) })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(message) = ended.message {
         eprintln!("kici-agent: {message}");

@@ -77,7 +77,17 @@ async fn acceptance_17_a_sandboxed_step_sees_its_workspace_and_nothing_of_the_ho
         mount -t tmpfs none /mnt 2>&1 || echo no mount
         env; echo tmp=$TMPDIR; touch $TMPDIR/a $HOME/b && echo home works";
     let text = site.run(&[first, "cat file; echo hello=$HELLO"]).await;
-    let words = ["success", "/workspace\n", "no agent", "no token", "usr is read-only", "\n1\n", "no mount", "tmp=/tmp", "home works"];
+    let words = [
+        "success",
+        "/workspace\n",
+        "no agent",
+        "no token",
+        "usr is read-only",
+        "\n1\n",
+        "no mount",
+        "tmp=/tmp",
+        "home works",
+    ];
     says(&text, &words);
     says(&text, &["\nx\n", "hello=there"]);
     assert!(!text.contains("KICI_AGENT") && !text.contains("KICI_ORCHESTRATOR"), "{text}");
@@ -121,7 +131,10 @@ async fn steps_of_another_user_own_their_workspace_and_cannot_read_the_agents_fi
 fn without_bwrap_a_sandbox_is_refused_with_the_way_to_get_it() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut command = harness::command(directory.path());
-    command.env("PATH", directory.path()).env("KICI_SANDBOX", "true").env("KICI_ORCHESTRATOR_URL", "http://127.0.0.1:1");
+    command
+        .env("PATH", directory.path())
+        .env("KICI_SANDBOX", "true")
+        .env("KICI_ORCHESTRATOR_URL", "http://127.0.0.1:1");
     let output = command.output().expect("runs");
     assert_eq!(output.status.code(), Some(78));
     says(&String::from_utf8_lossy(&output.stderr), &["KICI_SANDBOX: needs bwrap", "apt-get install bubblewrap"]);

@@ -251,7 +251,13 @@ impl Checkout<'_> {
     async fn git(&mut self, env: &Variables, command: &str, args: &[String]) -> Result<Git, CheckoutError> {
         let io = |error| CheckoutError::Io { what: format!("running git {command}"), error };
         let args = std::iter::once(command.into()).chain(args.iter().map(Into::into)).collect();
-        let spawn = Spawn { program: "git".into(), args, env: to_os(env), cwd: PathBuf::from(self.workspace), ..Spawn::default() };
+        let spawn = Spawn {
+            program: "git".into(),
+            args,
+            env: to_os(env),
+            cwd: PathBuf::from(self.workspace),
+            ..Spawn::default()
+        };
         let (mut tree, pipes) = Tree::spawn(&spawn).map_err(io)?;
         let mut output = Output::new(self.log, self.masker, self.clock).with_tail();
         let bounds = Bounds { timeout: self.timeout, deadline: self.deadline, after_stop: false };

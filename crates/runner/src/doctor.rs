@@ -165,7 +165,8 @@ fn private(host: &Host) -> Finding {
     if exposed.is_empty() {
         return Finding::ok("files of the agent", "closed to steps");
     }
-    let remedy = "move state_dir out of what steps may write (/var/lib/kici-agent), or set writable_paths, or sandbox_user";
+    let remedy =
+        "move state_dir out of what steps may write (/var/lib/kici-agent), or set writable_paths, or sandbox_user";
     Finding::new("files of the agent", State::Missing, format!("steps can reach {}", exposed.join(", ")), remedy)
 }
 
@@ -196,7 +197,8 @@ fn groups(config: &Config, host: &Host) -> Vec<Finding> {
             (true, None) => Finding::new(check, State::Off, "not set", ""),
             (false, value) => {
                 let asked = value.map_or_else(String::new, |value| format!("; {value} is not enforced"));
-                let remedy = "set Delegate=yes in the unit, and boot with cgroup v2 alone (hybrid hosts keep controllers in v1)";
+                let remedy =
+                    "set Delegate=yes in the unit, and boot with cgroup v2 alone (hybrid hosts keep controllers in v1)";
                 Finding::new(check, State::Missing, format!("the controller {controller} is not there{asked}"), remedy)
             }
         });
@@ -272,7 +274,11 @@ pub fn json(found: &[Finding]) -> String {
 pub fn table(found: &[Finding]) -> String {
     let width = found.iter().map(|finding| finding.check.len()).max().unwrap_or_default();
     let line = |finding: &Finding| {
-        let arrow = if finding.remedy.is_empty() { String::new() } else { format!("\n{:width$}           -> {}", "", finding.remedy) };
+        let arrow = if finding.remedy.is_empty() {
+            String::new()
+        } else {
+            format!("\n{:width$}           -> {}", "", finding.remedy)
+        };
         format!("{:width$}  {:7}  {}{arrow}\n", finding.check, finding.state.as_str(), finding.detail)
     };
     found.iter().map(line).collect()

@@ -418,7 +418,8 @@ impl Reporter for Ctx {
         if terminal {
             metrics::counter!("kici_agent_steps_total", "status" => report.status.as_str()).increment(1);
             metrics::counter!("kici_agent_log_bytes_total").increment(report.log.offset);
-            metrics::counter!("kici_agent_log_lines_dropped_total", "mode" => "limit").increment(report.log.missing_lines);
+            metrics::counter!("kici_agent_log_lines_dropped_total", "mode" => "limit")
+                .increment(report.log.missing_lines);
         }
         let frame = agent_frame::Frame::StepUpdate(step_update(self.key, report));
         if terminal {

@@ -9,11 +9,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fake::{Fake, Frame, job, offer, script};
-use running::{agent, agent_in, config};
 use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::*;
 use kici_runner::agent::{Agent, Ended, Signal};
 use kici_sys::clock::SystemClock;
+use running::{agent, agent_in, config};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
@@ -365,7 +365,8 @@ async fn complaint_23_an_agent_that_is_told_to_stop_ends_though_nothing_is_ever_
     fake.shared.acks.store(true, Ordering::SeqCst);
     let config = config(&fake.url(), running_agent.dir.path(), &[]);
     let (_signals, from_test) = mpsc::channel(1);
-    let _next = TaskTracker::new().spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test, None).await });
+    let _next =
+        TaskTracker::new().spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test, None).await });
     assert_eq!(fake.registered().await.outbox_pending.len(), 1);
     assert_eq!(fake.result(&job).await.state, "success");
     assert_eq!(fake.sealed(&job, "step-0-0").await, ["kept"]);

@@ -139,7 +139,9 @@ impl Delegated {
             ("cpu", "cpu.max", cpu),
         ];
         for (controller, file, value) in all {
-            let Some(value) = value.filter(|_| self.controllers.iter().any(|name| name == controller)) else { continue };
+            let Some(value) = value.filter(|_| self.controllers.iter().any(|name| name == controller)) else {
+                continue;
+            };
             match std::fs::write(group.dir.join(file), value) {
                 // A kernel without swap accounting has no such file.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && file == "memory.swap.max" => {}

@@ -69,7 +69,8 @@ async fn cancel(node: &Node, effort: Effort) -> Result<Figures> {
 
 /// Much output of one step: every line is kept or counted as left out by the limit.
 async fn flood(node: &Node, effort: Effort) -> Result<Figures> {
-    let (work, lines_sent) = if effort.is_quick() { (Work::Trickle, TRICKLE_LINES) } else { (Work::Flood, FLOOD_LINES) };
+    let (work, lines_sent) =
+        if effort.is_quick() { (Work::Trickle, TRICKLE_LINES) } else { (Work::Flood, FLOOD_LINES) };
     let bytes = lines_sent * FLOOD_LINE;
     let start = Instant::now();
     let run = started(node, work).await?;

@@ -103,7 +103,9 @@ impl Site {
         if end != case.ends {
             faults.push(format!("ends as {end} ({}) instead of {}", result.message, case.ends));
         }
-        faults.extend(case.says.iter().filter(|word| !text.contains(**word)).map(|word| format!("does not say {word:?}")));
+        faults.extend(
+            case.says.iter().filter(|word| !text.contains(**word)).map(|word| format!("does not say {word:?}")),
+        );
         faults.extend(case.never.iter().filter(|word| text.contains(**word)).map(|word| format!("says {word:?}")));
         if !(case.holds)(&seen) {
             faults.push(format!("its last condition does not hold ({strays} strays, {} bytes)", seen.log.bytes.len()));

@@ -28,7 +28,12 @@ impl Killed {
 /// The agent with only these settings.
 pub fn command(state: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kici-agent"));
-    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("KICI_STATE_DIR", state).env("KICI_PORT", "0").stdout(Stdio::null());
+    command
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("KICI_STATE_DIR", state)
+        .env("KICI_PORT", "0")
+        .stdout(Stdio::null());
     command
 }
 

@@ -142,7 +142,11 @@ impl Agent {
             0 => self.config.max_log_size_bytes,
             bytes => bytes,
         };
-        let limits = Limits { max_step_bytes, max_unacked_bytes: self.config.log_spool_max_bytes, pressure: self.config.pressure };
+        let limits = Limits {
+            max_step_bytes,
+            max_unacked_bytes: self.config.log_spool_max_bytes,
+            pressure: self.config.pressure,
+        };
         let dir = self.state.spool_dir(key);
         let spool = Spool::create(&dir, limits)?;
         mark_spool(&dir, key)?;

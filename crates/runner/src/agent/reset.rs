@@ -86,7 +86,9 @@ impl Agent {
                 let reset = &self.config.reset;
                 if reset.drain_on_failure && failures >= reset.threshold {
                     self.resets.gave_up = true;
-                    self.degrade(format!("reset: failed {failures} times in a row: {why}; mend it and restart the agent"));
+                    self.degrade(format!(
+                        "reset: failed {failures} times in a row: {why}; mend it and restart the agent"
+                    ));
                 }
             }
         }
@@ -100,11 +102,8 @@ async fn run(config: &Config, command: &str, job: JobKey, status: &str) -> Ended
     let mut env = config.host_env.clone();
     env.insert("KICI_RESET_JOB_ID".to_owned(), job.job.to_string());
     env.insert("KICI_RESET_JOB_STATUS".to_owned(), status.to_owned());
-    let spawn = Spawn {
-        args: vec!["-c".into(), command.into()],
-        env: to_os(&env),
-        ..Spawn::new("/bin/sh", &config.work_dir)
-    };
+    let spawn =
+        Spawn { args: vec!["-c".into(), command.into()], env: to_os(&env), ..Spawn::new("/bin/sh", &config.work_dir) };
     let (mut tree, mut pipes) = Tree::spawn(&spawn).map_err(|error| format!("cannot start `/bin/sh`: {error}"))?;
     let mut shown = Vec::new();
     let (mut out, mut err) = (Vec::new(), Vec::new());

@@ -155,7 +155,13 @@ impl State {
         for entry in std::fs::read_dir(&dir).map_err(at(&dir))?.flatten() {
             let path = entry.path();
             let key = std::fs::read(path.join("job.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            match (key, Spool::recover(&path, Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause })) {
+            match (
+                key,
+                Spool::recover(
+                    &path,
+                    Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause },
+                ),
+            ) {
                 (Some(key), Ok(spool)) => left.spools.push((key, spool)),
                 (_, result) => {
                     tracing::error!(dir = %path.display(), error = ?result.err(), "a spool cannot be read and is left alone");

@@ -27,7 +27,11 @@ impl Config {
             ("max_log_size_bytes", self.max_log_size_bytes.to_string()),
             ("job_heartbeat_interval_ms", ms(self.job_heartbeat_interval)),
             ("keep_running_when_fenced", self.keep_running_when_fenced.to_string()),
-            ("port", self.listen.map_or_else(|| "0 (nothing listens)".to_owned(), |listen| listen.address.port().to_string())),
+            (
+                "port",
+                self.listen
+                    .map_or_else(|| "0 (nothing listens)".to_owned(), |listen| listen.address.port().to_string()),
+            ),
             ("bind", self.listen.map_or_else(none, |listen| listen.address.ip().to_string())),
         ];
         lines.extend(self.isolation.describe());

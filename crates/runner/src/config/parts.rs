@@ -151,7 +151,9 @@ fn user(name: &str) -> Result<Arc<User>, String> {
     match User::named(name) {
         Ok(Some(user)) if user.uid == 0 => Err(format!("`{name}` is root; name a user without rights")),
         Ok(Some(user)) => Ok(Arc::new(user)),
-        Ok(None) => Err(format!("this host has no user `{name}`; make one with: useradd --system --create-home {name}")),
+        Ok(None) => {
+            Err(format!("this host has no user `{name}`; make one with: useradd --system --create-home {name}"))
+        }
         Err(error) => Err(format!("the users of this host cannot be read: {error}")),
     }
 }
@@ -236,7 +238,8 @@ impl Reader {
 }
 
 /// How bwrap comes onto a host.
-pub(crate) const BWRAP_HINT: &str = "install the package bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)";
+pub(crate) const BWRAP_HINT: &str =
+    "install the package bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)";
 
 /// Where a program is, by the PATH of `env`.
 pub(crate) fn program(name: &str, env: &BTreeMap<String, String>) -> Option<PathBuf> {

@@ -16,8 +16,21 @@ const HOME: &str = "/tmp/home";
 const SYSTEM: [&str; 6] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt"];
 /// Of `/etc` what programs look up names, certificates and libraries in.
 const ETC: [&str; 15] = [
-    "alternatives", "ca-certificates", "crypto-policies", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-    "localtime", "nsswitch.conf", "passwd", "pki", "resolv.conf", "services", "ssl",
+    "alternatives",
+    "ca-certificates",
+    "crypto-policies",
+    "group",
+    "hosts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "nsswitch.conf",
+    "passwd",
+    "pki",
+    "resolv.conf",
+    "services",
+    "ssl",
 ];
 
 /// The sandbox of a job.

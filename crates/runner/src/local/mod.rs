@@ -279,7 +279,8 @@ impl Job<'_> {
             empty
         };
         let job_facing = job_facing(self.scope.run.id, JobId::mint(&*self.settings.ids), &spec, &scratch)?;
-        let limits = Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES, pressure: crate::config::Pressure::Pause };
+        let limits =
+            Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES, pressure: crate::config::Pressure::Pause };
         let spool = Spool::create(&dir.join("spool"), limits)?;
         Ok(Ok(steps::Job {
             workspace,

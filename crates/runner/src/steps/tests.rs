@@ -78,8 +78,11 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
         job_facing: vec![("KICI_JOB_NAME", "build".to_owned())],
         agent: json!({ "os": "linux" }),
         masker: Arc::new(Masker::new(["s3cr3t"])),
-        spool: Spool::create(&dir.path().join("spool"), Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause })
-            .expect("made"),
+        spool: Spool::create(
+            &dir.path().join("spool"),
+            Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause },
+        )
+        .expect("made"),
         clock: Arc::new(ManualClock::new(Ts::from_micros(1))),
         step_timeout: Duration::from_secs(60),
         confine: Arc::default(),

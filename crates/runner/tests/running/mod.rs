@@ -49,7 +49,8 @@ pub async fn agent(fake: &Fake, more: &[(&str, &str)]) -> Running {
 pub async fn agent_in(fake: &Fake, dir: TempDir, more: &[(&str, &str)], clock: Arc<dyn Clock>) -> Running {
     let (signals, from_test) = mpsc::channel(4);
     let config = config(&fake.url(), dir.path(), more);
-    let task = TaskTracker::new().spawn(async move { Agent::run(config, clock, from_test, None).await.expect("started") });
+    let task =
+        TaskTracker::new().spawn(async move { Agent::run(config, clock, from_test, None).await.expect("started") });
     fake.registered().await;
     Running { signals, task, dir }
 }

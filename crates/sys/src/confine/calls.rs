@@ -5,8 +5,8 @@ use std::io;
 
 use nix::libc;
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
-    sock_filter,
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, sock_filter,
 };
 
 /// Stands for the keeper of a tree, which is known only when it runs. No process has this id (`PID_MAX_LIMIT` is 2^22).
@@ -150,8 +150,8 @@ fn foreign(untouchable: &[u32], attach: bool) -> Vec<sock_filter> {
     const X32: u32 = 0x4000_0000;
     // Numbers of the 32-bit table, in the order of the lists above; it also has the old names of some calls.
     const REFUSED_32: [u32; 38] = [
-        51, 286, 357, 343, 405, 264, 404, 129, 350, 431, 432, 430, 433, 128, 283, 288, 21, 442, 429, 342, 428, 336, 217,
-        131, 88, 287, 79, 115, 87, 52, 22, 374, 101, 110, 127, 130, 167, 25,
+        51, 286, 357, 343, 405, 264, 404, 129, 350, 431, 432, 430, 433, 128, 283, 288, 21, 442, 429, 342, 428, 336,
+        217, 131, 88, 287, 79, 115, 87, 52, 22, 374, 101, 110, 127, 130, 167, 25,
     ];
     const PTRACE_32: u32 = 26;
     const SIGNALS_32: [u32; 6] = [37, 434, 178, 335, 270, 238];
@@ -232,21 +232,21 @@ mod tests {
         const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
         let calls = Calls::new(700, 690, false).expect("a filter");
         let cases = [
-            (X64, 165, 0, EPERM),               // mount
-            (X64, 321, 0, EPERM),               // bpf
-            (X64, 0, 0, ALLOW),                 // read
-            (X64, 62, 700, EPERM),              // kill the agent
+            (X64, 165, 0, EPERM),  // mount
+            (X64, 321, 0, EPERM),  // bpf
+            (X64, 0, 0, ALLOW),    // read
+            (X64, 62, 700, EPERM), // kill the agent
             (X64, 62, 690_u32.wrapping_neg(), EPERM),
-            (X64, 62, u32::MAX, EPERM),         // kill everybody
+            (X64, 62, u32::MAX, EPERM), // kill everybody
             (X64, 62, KEEPER, EPERM),
             (X64, 62, 701, ALLOW),
-            (X64, 101, 16, EPERM),              // ptrace attach
-            (X64, 101, 0, ALLOW),               // ptrace traceme
-            (X86, 21, 0, EPERM),                // mount
-            (X86, 37, 700, EPERM),              // kill the agent
+            (X64, 101, 16, EPERM), // ptrace attach
+            (X64, 101, 0, ALLOW),  // ptrace traceme
+            (X86, 21, 0, EPERM),   // mount
+            (X86, 37, 700, EPERM), // kill the agent
             (X86, 37, 701, ALLOW),
             (X86, 26, 0, EPERM),
-            (X86, 3, 700, ALLOW),               // read
+            (X86, 3, 700, ALLOW), // read
             (X64, 0x4000_0000 | 165, 0, libc::SECCOMP_RET_ERRNO | 38),
             (0x4000_0028, 1, 0, libc::SECCOMP_RET_ERRNO | 38),
         ];

@@ -6,8 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreatedAttr,
+    ABI, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
 };
 use nix::libc;
 
@@ -39,7 +38,8 @@ impl Reach {
     /// What is hidden in vain, since it lies below what is writable.
     pub fn exposed(&self) -> Vec<&Path> {
         let writable: Vec<PathBuf> = self.writable.iter().filter_map(|path| path.canonicalize().ok()).collect();
-        let below = |path: &Path| path.canonicalize().is_ok_and(|path| writable.iter().any(|root| path.starts_with(root)));
+        let below =
+            |path: &Path| path.canonicalize().is_ok_and(|path| writable.iter().any(|root| path.starts_with(root)));
         self.hidden.iter().map(PathBuf::as_path).filter(|path| below(path)).collect()
     }
 }

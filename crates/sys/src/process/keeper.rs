@@ -169,7 +169,8 @@ const KEPT_CAPABILITIES: u64 = 1 << 0 // chown
     | 1 << 31; // setfcap
 const LAST_CAPABILITY: u32 = 63;
 
-/// False when something cannot be put into force; errno says why.
+/// Confines this process, which keeps no descriptor above 2 but those named. False when something cannot be put into force;
+/// errno says why.
 ///
 /// # Safety
 /// Only in the side of the command: it changes the process for good.
@@ -182,6 +183,8 @@ unsafe fn confine(confine: &Confine) -> bool {
         {
             return false;
         }
+        // Whoever started this program may have left descriptors open in it. Before Linux 5.11 they are passed on.
+        libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
         for fd in &confine.keep {
             if libc::fcntl(*fd, libc::F_SETFD, 0) != 0 {
                 return false;

@@ -142,7 +142,8 @@ mod confined {
             rm -f outside/readable || echo not removed";
         let spawn = Spawn { args: vec!["-c".into(), script.into()], ..landlocked(&root, reach) };
         let (said, _) = run(&spawn).await;
-        let words = "own works,reads,not outside,not the state,not the token,not by a link,home works,not emptied,not removed";
+        let words =
+            "own works,reads,not outside,not the state,not the token,not by a link,home works,not emptied,not removed";
         for word in words.split(',') {
             assert!(said.contains(word), "{word}: {said}");
         }
