@@ -107,7 +107,7 @@ fn refused(refusal: Refusal) -> Problem {
             Problem::new(Code::Internal, detail)
         }
         Refusal::TooLarge { .. } => Problem::new(Code::RequestTooLarge, detail),
-        Refusal::Busy => Problem { retry_after_s: Some(5), ..Problem::new(Code::StreamLimit, detail) },
+        Refusal::Busy { .. } => Problem { retry_after_s: Some(5), ..Problem::new(Code::StreamLimit, detail) },
         Refusal::Unavailable(error) => {
             tracing::error!(%error, "a delivery cannot be stored");
             Problem::unavailable("the delivery cannot be stored now; send it again", 10)

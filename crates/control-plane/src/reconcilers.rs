@@ -117,15 +117,20 @@ impl Background {
         self.statuses.began(job, self.clock.now());
         let started = Instant::now();
         let result = work.await;
+        let now = self.clock.now().as_micros() as f64 / 1e6;
         let word = match &result {
             Ok(changed) => {
                 if *changed > 0 {
                     tracing::debug!(job, changed, "background work");
                 }
+                metrics::gauge!("kici_orch_job_last_success_timestamp_seconds", "job" => job).set(now);
+                metrics::gauge!("kici_orch_job_consecutive_failures", "job" => job).set(0.0);
                 "success"
             }
             Err(error) => {
                 tracing::warn!(job, error, "background work failed");
+                metrics::gauge!("kici_orch_job_last_failure_timestamp_seconds", "job" => job).set(now);
+                metrics::gauge!("kici_orch_job_consecutive_failures", "job" => job).increment(1.0);
                 "failure"
             }
         };

@@ -12,7 +12,7 @@ use kici_dispatch::Dispatcher;
 use kici_dispatch::config::DispatchConfig;
 use kici_engine::ids::{IdSource, InstanceId};
 use kici_engine::time::Clock;
-use kici_events::{GapRepair, Inbox, Planner, PlannerConfig, SourceBook, Worker, WorkerConfig};
+use kici_events::{Admission, GapRepair, Inbox, Planner, PlannerConfig, SourceBook, Worker, WorkerConfig};
 use kici_forge::Forges;
 use kici_secrets::Sealer;
 use kici_store::model::{Instance, NewAdminToken, Role};
@@ -381,9 +381,18 @@ impl Build<'_> {
         ));
         let announcer = Arc::new(Announcer { dispatcher: dispatcher.clone(), live: live.clone() });
         let (sender, work) = mpsc::channel(kici_events::QUEUE);
-        let max_in_flight = config.ingest.max_in_flight;
-        let inbox = Inbox::new(store.clone(), sources.clone(), instance.clone(), clock.clone(), max_in_flight, sender);
-        let inbox = Arc::new(inbox);
+        let admission = Arc::new(Admission::new(config.ingest.admission.clone()));
+        let (watched, stop) = (admission.clone(), self.stop.clone());
+        self.tasks.spawn(async move { watched.watch_lag(stop).await });
+        let inbox = Arc::new(Inbox::new(
+            store.clone(),
+            sources.clone(),
+            instance.clone(),
+            clock.clone(),
+            admission,
+            config.ingest.overflow_rows,
+            sender,
+        ));
         let worker = Worker::new(
             store.clone(),
             sources.clone(),
@@ -394,6 +403,7 @@ impl Build<'_> {
                 workers: config.ingest.workers,
                 claim_timeout: config.ingest.claim_timeout,
                 max_attempts: config.ingest.max_attempts,
+                overflow_age: config.ingest.overflow_age,
             },
         );
         let gaps = GapRepair::new(store.clone(), sources.clone(), clock.clone());

@@ -25,6 +25,7 @@ use crate::decide::pressure::Pressure;
 use crate::decide::violations::Ownership;
 use crate::locks::Locks;
 use crate::meters;
+use crate::placing::Calls;
 use crate::ports::{Change, Changes, Clones};
 use crate::registry::{AgentView, Registry};
 use crate::timers::Timer;
@@ -98,6 +99,7 @@ pub struct Dispatcher {
     pub(crate) activator: Arc<Activator>,
     pub(crate) deadlines: Deadlines<Timer>,
     pub(crate) work: Notify,
+    pub(crate) calls: Calls,
     pub(crate) routing: Notify,
     pub(crate) turns: Notify,
     pub(crate) backpressure: Pressure,
@@ -141,6 +143,7 @@ impl Dispatcher {
             activator: Arc::new(activator),
             deadlines: Deadlines::default(),
             work: Notify::new(),
+            calls: Calls::default(),
             routing: Notify::new(),
             turns: Notify::new(),
             backpressure: Pressure::default(),
@@ -200,9 +203,9 @@ impl Dispatcher {
                 None => return,
                 Some(Wakeup::Changed(Topic::Revocations)) => self.close_invalid_tokens().await,
                 Some(Wakeup::Changed(Topic::Slots)) => self.turns.notify_one(),
-                Some(Wakeup::Changed(_)) => self.work.notify_one(),
+                Some(Wakeup::Changed(_)) => self.wake(),
                 Some(Wakeup::Missed) => {
-                    self.work.notify_one();
+                    self.wake();
                     self.turns.notify_one();
                     self.close_invalid_tokens().await;
                 }
@@ -212,10 +215,12 @@ impl Dispatcher {
 
     /// New jobs wait, or something came free: look for work now. Never blocks; calls during a pass lead to one more pass.
     pub fn wake(&self) {
+        self.calls.make();
         self.work.notify_one();
     }
 
-    /// The decisions on jobs whose needs are met, for operations of the store that want them.
+    /// The decisions on jobs whose needs are met, for operations of the store that want them. Places no jobs, see
+    /// [`place`](Self::place).
     pub fn activate(&self) -> Arc<dyn Activate> {
         self.activator.clone()
     }

@@ -19,6 +19,7 @@ mod locks;
 mod meters;
 mod offer;
 mod outcome;
+mod placing;
 pub mod ports;
 mod pump;
 mod reboot;

@@ -29,6 +29,11 @@ pub(crate) fn requeued(reason: &'static str) {
     metrics::counter!("kici_orch_dispatch_requeues_total", "reason" => reason).increment(1);
 }
 
+/// A job whose agent was out of contact; `outcome` is one of `resumed`, `requeued`, `failed`, `cancelled`, `finished`.
+pub(crate) fn recovered(outcome: &'static str) {
+    metrics::counter!("kici_orch_job_recovery_total", "outcome" => outcome).increment(1);
+}
+
 pub(crate) fn ownership_violation(kind: &'static str) {
     metrics::counter!("kici_orch_ownership_violations_total", "kind" => kind).increment(1);
 }

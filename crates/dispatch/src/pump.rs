@@ -31,9 +31,11 @@ impl Dispatcher {
                 () = self.work.notified() => {}
                 () = tokio::time::sleep(self.config.redrive_interval) => {}
             }
-            if let Err(error) = self.pass().await {
+            let made = self.calls.made();
+            match self.pass().await {
+                Ok(_) => self.calls.served(made),
                 // The next signal or the safety net tries again.
-                tracing::warn!(%error, "waiting jobs could not be given out");
+                Err(error) => tracing::warn!(%error, "waiting jobs could not be given out"),
             }
         }
     }
@@ -139,7 +141,7 @@ impl Dispatcher {
     }
 
     /// Turns a claim into an offer, apart from the pump: a slow forge must not keep other jobs waiting.
-    fn hand_over(self: &Arc<Self>, session: SessionId, claimed: ClaimedJob) {
+    pub(crate) fn hand_over(self: &Arc<Self>, session: SessionId, claimed: ClaimedJob) {
         let link = self.registry.fill(session, claimed.job_ref, self.clock.now());
         let this = self.clone();
         self.tasks.spawn(async move {

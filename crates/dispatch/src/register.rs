@@ -349,6 +349,7 @@ impl Dispatcher {
     ) -> Result<(), kici_store::StoreError> {
         match self.store.queue_resume(job, agent.agent_id.clone()).await? {
             Resumed::Resumed { started, cancelling } => {
+                meters::recovered("resumed");
                 self.deadlines.cancel(&Timer::Recovery(job));
                 let mut tracked = Tracked::new(job, self.clock.now());
                 tracked.acked = true;

@@ -135,7 +135,14 @@ impl Dispatcher {
         let lost = LostJob { scaler_managed: false, acked: true, started, cancelling, rebooted };
         let agent = row.agent_id.as_ref().map_or("unknown", AgentId::as_str);
         let window = self.config.recovery_window.as_secs();
-        match triage::recovery_expired(lost) {
+        let what = triage::recovery_expired(lost);
+        meters::recovered(match what {
+            Triage::Cancel => "cancelled",
+            Triage::Succeed => "finished",
+            Triage::Fail(_) => "failed",
+            Triage::Requeue | Triage::Recover => "requeued",
+        });
+        match what {
             Triage::Cancel => self.finish_cancelled(job).await,
             Triage::Succeed => self.finish_rebooted(job).await,
             Triage::Fail(reason) => {

@@ -69,14 +69,12 @@ catalogue! {
     Orchestrator {
         Counter "kici_orch_access_log_dropped_total" [] "": "Entries of the access log that could not be written.";
         Gauge "kici_orch_agents_active" [] "": "Agents that are connected and registered here.";
-        Counter "kici_orch_db_conflicts_total" [] "": "Transactions that were run again because others changed the same rows.";
-        Counter "kici_orch_db_errors_total" ["kind"] "": "Failed statements and connections.";
-        Gauge "kici_orch_db_pool_in_use" [] "": "Database connections in use.";
+        Counter "kici_orch_db_conflicts_total" ["operation"] "": "Transactions that were run again because others changed the same rows.";
+        Counter "kici_orch_db_errors_total" ["kind"] "": "Writes that the database failed.";
         Histogram "kici_orch_db_write_batch_size" [] "" SIZES: "State changes that were committed together.";
         Gauge "kici_orch_declared_hosts_unreachable" [] "": "Static hosts that are out of contact.";
         Counter "kici_orch_dedup_hits_total" [] "": "Deliveries that were dropped because they are stored already.";
         Histogram "kici_orch_dispatch_ack_latency_seconds" [] "seconds" QUICK: "From an offer to the agent's answer.";
-        Counter "kici_orch_dispatch_ownership_skipped_total" ["action", "reason"] "": "Actions that were left out because another instance owns the job.";
         Gauge "kici_orch_dispatch_queue_backpressure" [] "": "1 while more jobs wait for agents than queue.backpressure_threshold.";
         Gauge "kici_orch_dispatch_queue_depth" ["status"] "": "Rows of the dispatch queue.";
         Counter "kici_orch_dispatch_requeues_total" ["reason"] "": "Jobs that went back to the queue.";
@@ -88,6 +86,9 @@ catalogue! {
         Histogram "kici_orch_http_request_duration_seconds" ["route"] "seconds" QUICK: "Duration of HTTP requests.";
         Counter "kici_orch_http_requests_total" ["route", "method", "code"] "": "HTTP requests.";
         Counter "kici_orch_ingest_admitted_total" [] "": "Deliveries that were let in.";
+        Counter "kici_orch_ingest_overflow_captured_total" [] "": "Deliveries that were kept as overflow.";
+        Counter "kici_orch_ingest_overflow_dropped_total" ["reason"] "": "Deliveries that the overflow had no room for, or that grew too old in it.";
+        Counter "kici_orch_ingest_overflow_replayed_total" [] "": "Deliveries that were taken from the overflow.";
         Gauge "kici_orch_ingest_queue_depth" [] "": "Deliveries that wait to be let in.";
         Counter "kici_orch_ingest_shed_total" ["reason"] "": "Deliveries that were put off under load.";
         Gauge "kici_orch_job_consecutive_failures" ["job"] "": "Failures in a row of a background job.";
@@ -107,17 +108,15 @@ catalogue! {
         Counter "kici_orch_runs_superseded_total" [] "": "Runs that were cancelled because a newer one of their concurrency group cancels what is in progress.";
         Gauge "kici_orch_sse_clients" ["topic"] "": "Open event streams.";
         Counter "kici_orch_sse_gaps_total" ["topic"] "": "Event streams that lost their place.";
-        Gauge "kici_orch_stale_runs_current" [] "": "Runs whose jobs are out of contact.";
         Counter "kici_orch_stale_runs_detected_total" [] "": "Runs that were found out of contact.";
         Counter "kici_orch_step_logs_pruned_total" [] "": "Objects of logs that were removed because of their age.";
         Counter "kici_orch_steps_total" ["status"] "": "Steps that ended.";
         Histogram "kici_orch_trigger_match_duration_seconds" [] "seconds" QUICK: "Time to match the workflows of one event.";
         Counter "kici_orch_unroutable_fast_failed_total" [] "": "Jobs that failed because no agent could ever run them.";
-        Counter "kici_orch_unsupported_frames_total" ["direction"] "": "Frames of a kind that this build does not know.";
         Counter "kici_orch_webhook_pipeline_failures_total" ["phase"] "": "Failures after a delivery was accepted.";
         Counter "kici_orch_webhook_signature_failures_total" ["source"] "": "Deliveries with a wrong signature.";
         Counter "kici_orch_webhooks_processed_total" ["result"] "": "Deliveries by outcome.";
-        Counter "kici_orch_webhooks_received_total" ["source", "event"] "": "Deliveries that arrived.";
+        Counter "kici_orch_webhooks_received_total" ["source"] "": "Deliveries that arrived and were verified.";
     }
     Agent {
         Histogram "kici_agent_clone_duration_seconds" [] "seconds" LONG: "Duration of checkouts.";

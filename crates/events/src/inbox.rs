@@ -3,7 +3,6 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use kici_engine::ids::{DeliveryRowId, InstanceId};
@@ -12,15 +11,17 @@ use kici_forge::delivery_id::delivery_id;
 use kici_forge::normalise::{action, event_name};
 use kici_forge::verify::{Verified, verify};
 use kici_forge::{Headers, SourceConfig};
-use kici_store::model::{DeliveryInserted, NewDelivery};
+use kici_store::model::{DeliveryInserted, DeliveryShed, NewDelivery};
 use kici_store::{Store, StoreError};
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::admission::{Admission, Shed};
 use crate::planner::Work;
 use crate::sources::{OpenSource, SourceBook};
 
-/// How long a request may wait for its turn.
-const ADMISSION_WAIT: Duration = Duration::from_secs(3);
+/// Overflow deliveries stored at the same time; more are turned away without being stored, so that the overflow itself
+/// cannot pile up.
+const OVERFLOW_WRITES: usize = 16;
 /// Bodies up to this size go to the worker in memory; larger ones are read back from the database.
 const INLINE_BODY: usize = 64 * 1024;
 
@@ -84,8 +85,15 @@ pub enum Refusal {
         limit: usize,
     },
     /// Too many calls at once. 429.
-    #[error("too many deliveries at once; send it again")]
-    Busy,
+    #[error("too many deliveries at once; {}", if *.stored {
+        "it is kept and will be processed when there is room; sending it again does no harm"
+    } else {
+        "it was not kept; send it again"
+    })]
+    Busy {
+        /// It is kept as overflow.
+        stored: bool,
+    },
     /// The database cannot take it now. 503.
     #[error("the delivery cannot be stored now: {0}")]
     Unavailable(#[from] StoreError),
@@ -97,21 +105,26 @@ pub struct Inbox {
     sources: SourceBook,
     instance: InstanceId,
     clock: Arc<dyn Clock>,
-    turns: Semaphore,
+    admission: Arc<Admission>,
+    overflow_rows: u32,
+    overflow: Semaphore,
     work: mpsc::Sender<(Work, Arc<OpenSource>)>,
 }
 
 impl Inbox {
-    /// An inbox whose accepted deliveries go to `work`; at most `max_in_flight` calls are answered at the same time.
+    /// An inbox whose accepted deliveries go to `work`. What `admission` turns away is kept as overflow, as long as there
+    /// are fewer than `overflow_rows` of it.
     pub fn new(
         store: Store,
         sources: SourceBook,
         instance: InstanceId,
         clock: Arc<dyn Clock>,
-        max_in_flight: usize,
+        admission: Arc<Admission>,
+        overflow_rows: u32,
         work: mpsc::Sender<(Work, Arc<OpenSource>)>,
     ) -> Self {
-        Self { store, sources, instance, clock, turns: Semaphore::new(max_in_flight), work }
+        let overflow = Semaphore::new(OVERFLOW_WRITES);
+        Self { store, sources, instance, clock, admission, overflow_rows, overflow, work }
     }
 
     /// Verifies and stores a call.
@@ -119,8 +132,6 @@ impl Inbox {
     /// # Errors
     /// [`Refusal`]; then nothing was stored.
     pub async fn accept(&self, call: Call) -> Result<Accepted, Refusal> {
-        let turn = tokio::time::timeout(ADMISSION_WAIT, self.turns.acquire()).await;
-        let Ok(Ok(_turn)) = turn else { return Err(Refusal::Busy) };
         let source = self.source(&call.route).await?;
         let limit = body_limit(&source.source.config);
         if call.body.len() > limit {
@@ -131,7 +142,30 @@ impl Inbox {
             Verified::BadSignature => return Err(Refusal::BadSignature),
             Verified::Misconfigured(problem) => return Err(Refusal::Misconfigured(problem)),
         }
-        self.keep(call, source).await
+        let source_name = source.source.name.clone();
+        metrics::counter!("kici_orch_webhooks_received_total", "source" => source_name).increment(1);
+        match self.admission.enter(&source.source.org).await {
+            Ok(_turn) => self.keep(call, source).await,
+            Err(shed) => self.put_off(call, &source, shed).await,
+        }
+    }
+
+    /// Keeps a call that got no turn as overflow, if there is room.
+    async fn put_off(&self, call: Call, source: &OpenSource, shed: Shed) -> Result<Accepted, Refusal> {
+        metrics::counter!("kici_orch_ingest_shed_total", "reason" => shed.as_str()).increment(1);
+        let Ok(_write) = self.overflow.try_acquire() else { return Err(Refusal::Busy { stored: false }) };
+        let new = self.row(&call, source, &event_name(&source.source, &call.headers, &call.body));
+        match self.store.delivery_shed(new, self.overflow_rows).await? {
+            DeliveryShed::Known { id } => Ok(Accepted { id, duplicate: true }),
+            DeliveryShed::Kept => {
+                metrics::counter!("kici_orch_ingest_overflow_captured_total").increment(1);
+                Err(Refusal::Busy { stored: true })
+            }
+            DeliveryShed::NoRoom => {
+                metrics::counter!("kici_orch_ingest_overflow_dropped_total", "reason" => "cap_full").increment(1);
+                Err(Refusal::Busy { stored: false })
+            }
+        }
     }
 
     /// Stores a call that needs no verification because this program made it.
@@ -154,40 +188,20 @@ impl Inbox {
     }
 
     async fn keep(&self, call: Call, source: Arc<OpenSource>) -> Result<Accepted, Refusal> {
+        metrics::counter!("kici_orch_ingest_admitted_total").increment(1);
         let event = event_name(&source.source, &call.headers, &call.body);
-        let id = delivery_id(&source.source, &call.headers, &event, &call.body);
-        // A sender without ids: an equal call counts as the same delivery within one window of time only.
-        let delivery = match id.window.map(|window| window.as_micros().max(1)) {
-            None => id.id,
-            Some(window) => {
-                let bucket = u128::try_from(self.clock.now().as_micros()).unwrap_or(0) / window;
-                format!("{}:{bucket}", id.id)
-            }
-        };
+        let mut new = self.row(&call, &source, &event);
         // A place in the worker's queue is taken first: with one, the row is claimed by this process as it is written and
         // nobody else looks at it; without one, whoever has time takes it from the database.
         let place = self.work.try_reserve().ok();
+        new.claimed_by = place.as_ref().filter(|_| call.body.len() <= INLINE_BODY).map(|_| self.instance.clone());
         let headers = call.headers.redacted(source.source.strip_headers());
-        let new = NewDelivery {
-            org: source.source.org.clone(),
-            source_id: source.source.id,
-            delivery_id: delivery,
-            event: event.clone(),
-            action: action(&source.source, &call.headers, &call.body),
-            provider: provider(&source.source.config).to_owned(),
-            channel: "direct".to_owned(),
-            repo: None,
-            git_ref: None,
-            sha: None,
-            request_id: call.request_id.clone(),
-            // Header names and values are texts, which always serialise.
-            headers: serde_json::to_value(&headers).unwrap_or_default(),
-            body: call.body.to_vec(),
-            claimed_by: place.as_ref().filter(|_| call.body.len() <= INLINE_BODY).map(|_| self.instance.clone()),
-        };
         let inline = new.claimed_by.is_some();
         let row = match self.store.delivery_insert(new).await? {
-            DeliveryInserted::Duplicate { id, .. } => return Ok(Accepted { id, duplicate: true }),
+            DeliveryInserted::Duplicate { id, .. } => {
+                metrics::counter!("kici_orch_dedup_hits_total").increment(1);
+                return Ok(Accepted { id, duplicate: true });
+            }
             DeliveryInserted::Inserted(row) | DeliveryInserted::Reopened(row) => row,
         };
         if let Some(place) = place.filter(|_| inline) {
@@ -196,6 +210,38 @@ impl Inbox {
             place.send((Work { id: row, org, event, request_id: call.request_id, headers, body }, source));
         }
         Ok(Accepted { id: row, duplicate: false })
+    }
+
+    /// The row of a call, claimed by nobody.
+    fn row(&self, call: &Call, source: &OpenSource, event: &str) -> NewDelivery {
+        let source = &source.source;
+        let id = delivery_id(source, &call.headers, event, &call.body);
+        // A sender without ids: an equal call counts as the same delivery within one window of time only.
+        let delivery_id = match id.window.map(|window| window.as_micros().max(1)) {
+            None => id.id,
+            Some(window) => {
+                let bucket = u128::try_from(self.clock.now().as_micros()).unwrap_or(0) / window;
+                format!("{}:{bucket}", id.id)
+            }
+        };
+        let headers = call.headers.redacted(source.strip_headers());
+        NewDelivery {
+            org: source.org.clone(),
+            source_id: source.id,
+            delivery_id,
+            event: event.to_owned(),
+            action: action(source, &call.headers, &call.body),
+            provider: provider(&source.config).to_owned(),
+            channel: "direct".to_owned(),
+            repo: None,
+            git_ref: None,
+            sha: None,
+            request_id: call.request_id.clone(),
+            // Header names and values are texts, which always serialise.
+            headers: serde_json::to_value(&headers).unwrap_or_default(),
+            body: call.body.to_vec(),
+            claimed_by: None,
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod compiled;
 mod gaps;
 mod inbox;
@@ -18,6 +19,7 @@ mod sources;
 mod trace;
 mod worker;
 
+pub use admission::{Admission, AdmissionConfig};
 pub use gaps::GapRepair;
 pub use inbox::{Accepted, Call, Inbox, Refusal, Route};
 pub use manual::{Manual, ManualError};

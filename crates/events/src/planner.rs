@@ -17,6 +17,7 @@ use kici_forge::normalise::{Normalised, normalise};
 use kici_forge::{Forge, ForgeError, Headers, WorkflowFiles};
 use kici_store::Store;
 use kici_store::model::{DeliveryOutcome, DeliveryStatus, NewRun, ProcessedDelivery};
+use tokio::time::Instant;
 
 use crate::compiled::{Commit, CommitKey, CompileCache};
 use crate::registrations;
@@ -250,11 +251,13 @@ impl Planner {
         changed: &mut Changed<'_>,
     ) -> Result<(), Retry> {
         let workflow = &resolved.workflow;
+        let began = Instant::now();
         let mut found = match_workflow(workflow, event, changed.files.as_ref());
         if found.outcome == Outcome::NeedsFiles {
             let files = changed.fetch().await;
             found = match_workflow(workflow, event, Some(files));
         }
+        metrics::histogram!("kici_orch_trigger_match_duration_seconds").record(began.elapsed().as_secs_f64());
         if let Outcome::Matched { kind, note, .. } = &found.outcome {
             decision.matched += 1;
             decision.notes.extend(note.iter().map(|note| format!("{}: {note}", workflow.name)));

@@ -42,7 +42,7 @@ enum Verdict {
 
 /// Decides on the jobs of new runs and is told about them.
 pub trait RunsCreated: Send + Sync {
-    /// The decisions on jobs whose needs are met.
+    /// The decisions on jobs whose needs are met, for one delivery.
     fn activate(&self) -> Arc<dyn Activate>;
 
     /// The runs of one delivery, with the jobs that are ready.
@@ -58,6 +58,8 @@ pub struct WorkerConfig {
     pub claim_timeout: Duration,
     /// Attempts before a delivery is dead.
     pub max_attempts: u32,
+    /// Age at which a delivery that waits as overflow is dead.
+    pub overflow_age: Duration,
 }
 
 /// Processes deliveries until it is cancelled.
@@ -94,6 +96,8 @@ impl Worker {
         let mut wakeups = self.store.subscribe(|topic| matches!(topic, Topic::Deliveries));
         let mut poll = tokio::time::interval(POLL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The database may hold more than there was a slot for.
+        let mut more = false;
         loop {
             let slot = tokio::select! {
                 () = stop.cancelled() => break,
@@ -101,12 +105,14 @@ impl Worker {
             };
             // The semaphore is never closed.
             let Ok(slot) = slot else { break };
+            // What the database holds is older than what comes through the channel, which may never be empty.
             let next = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
+                () = std::future::ready(()), if more => None,
+                _ = poll.tick() => None,
                 next = fresh.recv() => next,
                 _ = wakeups.next() => None,
-                _ = poll.tick() => None,
             };
             match next {
                 Some((work, source)) => {
@@ -118,31 +124,38 @@ impl Worker {
                 }
                 None => {
                     drop(slot);
-                    self.take_stored(&slots, &tasks, &stop).await;
+                    more = self.take_stored(&slots, &tasks, &stop).await;
                 }
             }
         }
     }
 
-    /// Claims and processes what the database holds.
-    async fn take_stored(self: &Arc<Self>, slots: &Arc<Semaphore>, tasks: &TaskTracker, stop: &CancellationToken) {
+    /// Claims and processes what the database holds; with room left, also what waits as overflow. A free slot comes
+    /// first, so that lack of room never costs a delivery an attempt. True when the slots ran out first.
+    async fn take_stored(
+        self: &Arc<Self>,
+        slots: &Arc<Semaphore>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> bool {
         loop {
             let free = u32::try_from(slots.available_permits()).unwrap_or(u32::MAX);
             if free == 0 {
-                return;
+                return true;
             }
             let claimed = match self.store.delivery_claim(free, self.config.claim_timeout).await {
                 Ok(claimed) => claimed,
                 Err(error) => {
                     tracing::warn!(%error, "deliveries cannot be claimed; trying again shortly");
-                    return;
+                    return false;
                 }
             };
+            let claimed = if claimed.is_empty() { self.drain(free).await } else { claimed };
             if claimed.is_empty() {
-                return;
+                return false;
             }
             for delivery in claimed {
-                let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return };
+                let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return false };
                 let (worker, stop) = (Arc::clone(self), stop.clone());
                 tasks.spawn(async move {
                     worker.process_stored(delivery, &stop).await;
@@ -150,6 +163,25 @@ impl Worker {
                 });
             }
         }
+    }
+
+    /// Up to `limit` deliveries of the overflow, oldest first.
+    async fn drain(&self, limit: u32) -> Vec<Delivery> {
+        let drained = match self.store.delivery_drain(limit, self.config.overflow_age).await {
+            Ok(drained) => drained,
+            Err(error) => {
+                tracing::warn!(%error, "the overflow cannot be read; trying again shortly");
+                return Vec::new();
+            }
+        };
+        if drained.dropped > 0 {
+            metrics::counter!("kici_orch_ingest_overflow_dropped_total", "reason" => "max_age")
+                .increment(drained.dropped);
+            tracing::error!(deliveries = drained.dropped, "no room for deliveries; see `kici-admin event dlq list`");
+        }
+        let taken = u64::try_from(drained.claimed.len()).unwrap_or(u64::MAX);
+        metrics::counter!("kici_orch_ingest_overflow_replayed_total").increment(taken);
+        drained.claimed
     }
 
     async fn process_stored(&self, delivery: Delivery, stop: &CancellationToken) {
@@ -197,12 +229,19 @@ impl Worker {
         let attempt = async {
             let done = self.planner.process(&work, source).await?;
             let summary = (done.outcome.status, done.outcome.note.clone());
-            let processed = self.store.delivery_process(done, self.created.activate()).await?;
+            let activate = self.created.activate();
+            let mut processed = self.store.delivery_process(done, activate.clone()).await?;
+            activate.placed(processed.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.placed)).collect());
             Ok::<_, Retry>((processed, summary))
         };
         let failed = match tokio::time::timeout(ATTEMPT, attempt).await {
             Ok(Ok((processed, (status, note)))) => {
-                metrics::counter!("kici_orch_webhook_deliveries_total", "status" => status.as_str()).increment(1);
+                let result = match status {
+                    DeliveryStatus::Failed | DeliveryStatus::Dead => "error",
+                    _ if processed.runs.is_empty() => "skipped",
+                    _ => "matched",
+                };
+                metrics::counter!("kici_orch_webhooks_processed_total", "result" => result).increment(1);
                 tracing::info!(%status, runs = processed.runs.len(), note, "delivery processed");
                 self.created.created(&processed, &source.source.routing_key());
                 return;

@@ -98,6 +98,11 @@ impl RunState {
         self.jobs.iter().position(|job| job.id == id)
     }
 
+    /// The job waits for no other one.
+    pub(crate) fn needs_nothing(&self, at: usize) -> bool {
+        !self.edges.contains_key(&self.jobs[at].name)
+    }
+
     /// Moves a job along the state machine. A reason that is given replaces one that is there.
     pub(crate) fn apply(
         &mut self,

@@ -105,7 +105,23 @@ impl Inner {
         #[cfg(feature = "testing")]
         self.death.after(name, done.is_ok())?;
         let _ = name;
+        if let Err(error) = &done
+            && let Some(kind) = fault(error)
+        {
+            metrics::counter!("kici_orch_db_errors_total", "kind" => kind).increment(1);
+        }
         done
+    }
+}
+
+/// The kind of an error that is the database's own fault, as a metric's label; none for an answer.
+fn fault(error: &StoreError) -> Option<&'static str> {
+    match error {
+        StoreError::Conflict(_) => Some("conflict"),
+        StoreError::Unavailable(_) => Some("unavailable"),
+        StoreError::Full(_) => Some("full"),
+        StoreError::Corrupt { .. } => Some("corrupt"),
+        _ => None,
     }
 }
 
@@ -302,6 +318,10 @@ facade! {
     write(Lane::CLAIMS) deliveries::delivery_claim(limit: u32, claim_timeout: Duration) -> Vec<Delivery>;
     /// Frees the claims of these instances; returns how many.
     write(Lane::CLAIMS) deliveries::delivery_claims_release(instances: Vec<InstanceId>) -> u64;
+    /// Stores a delivery as overflow, unless `limit` are stored so already.
+    write(Lane::text(&new.delivery_id)) overflow::delivery_shed(new: NewDelivery, limit: u32) -> DeliveryShed;
+    /// Takes up to `limit` deliveries from the overflow for this instance; those older than `max_age` become dead.
+    write(Lane::CLAIMS) overflow::delivery_drain(limit: u32, max_age: Duration) -> Drained;
     /// Finishes a delivery without runs. False when it was finished already.
     write(Lane::of(id.uuid())) deliveries::delivery_finish(id: DeliveryRowId, outcome: DeliveryOutcome) -> bool;
     /// Counts a failed attempt and frees the delivery until `next_at`; false when it was finished already.

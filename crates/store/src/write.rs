@@ -147,7 +147,7 @@ where
     C: Transact,
     P: AsyncFn(Duration),
 {
-    metrics::histogram!("kici_orch_store_batch_size").record(u32::try_from(batch.len()).unwrap_or(u32::MAX));
+    metrics::histogram!("kici_orch_db_write_batch_size").record(u32::try_from(batch.len()).unwrap_or(u32::MAX));
     if batch.len() > 1 && together(conn, shared, &mut batch).await.is_ok() {
         publish(topics(&batch));
         for write in batch {
@@ -188,7 +188,7 @@ where
     loop {
         match together(conn, shared, one).await {
             Err(error) if error.is_conflict() && attempt < ATTEMPTS => {
-                metrics::counter!("kici_orch_store_retries_total", "operation" => one[0].name()).increment(1);
+                metrics::counter!("kici_orch_db_conflicts_total", "operation" => one[0].name()).increment(1);
                 pause(jitter(shared, attempt)).await;
                 attempt += 1;
             }

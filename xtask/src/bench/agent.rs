@@ -3,7 +3,9 @@
 use anyhow::{Context, Result, bail};
 use kici_protocol::agent::agent_gateway_client::AgentGatewayClient;
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
-use kici_protocol::agent::{AgentFrame, JobAck, JobUpdate, Register, StepKey, StepUpdate, agent_frame::Frame};
+use kici_protocol::agent::{
+    AgentFrame, Heartbeat, JobAck, JobUpdate, Register, StepKey, StepUpdate, agent_frame::Frame,
+};
 use kici_protocol::common::JobRef;
 use kici_protocol::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use tokio::sync::mpsc;
@@ -33,7 +35,7 @@ pub(crate) struct Agent {
     pub(crate) token: MetadataValue<Ascii>,
     pub(crate) session: String,
     frames: mpsc::Sender<AgentFrame>,
-    answers: Streaming<kici_protocol::agent::OrchestratorFrame>,
+    pub(super) answers: Streaming<kici_protocol::agent::OrchestratorFrame>,
     seq: u64,
     /// Number of the last terminal frame that is not acknowledged yet.
     terminal: Vec<u64>,
@@ -155,6 +157,11 @@ impl Agent {
         self.send(Frame::JobUpdate(update)).await?;
         self.terminal.push(self.seq);
         Ok(())
+    }
+
+    /// A sign of life.
+    pub(super) async fn heartbeat(&mut self) -> Result<()> {
+        self.send(Frame::Heartbeat(Heartbeat::default())).await
     }
 
     async fn send(&mut self, frame: Frame) -> Result<()> {

@@ -24,8 +24,9 @@ pub(super) const TRICKLE_LINES: usize = 1 << 18;
 
 /// Jobs on a real agent.
 pub(crate) async fn bare(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
+    let mut figures = super::measure::real(node, effort).await?;
     let agent = node.agent().await?;
-    let mut figures = overhead(node, effort).await?;
+    figures.extend(overhead(node, effort).await?);
     figures.extend(cancel(node, effort).await?);
     figures.extend(flood(node, effort).await?);
     figures.push(("flood_agent_mib", most_resident(&agent)?));

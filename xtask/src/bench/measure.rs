@@ -27,16 +27,16 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    pub(super) fn is_quick(self) -> bool {
+    pub(crate) fn is_quick(self) -> bool {
         self.quick
     }
 
-    pub(super) fn of(self, full: usize) -> usize {
+    pub(crate) fn of(self, full: usize) -> usize {
         if self.quick { full.div_ceil(20) } else { full }
     }
 
     /// Rounds of what gives one figure per round.
-    fn rounds(self) -> usize {
+    pub(crate) fn rounds(self) -> usize {
         if self.quick { 1 } else { 5 }
     }
 }
@@ -45,9 +45,9 @@ impl Effort {
 pub(crate) type Figures = Vec<(&'static str, f64)>;
 
 /// Simulated agents of the throughput measurement.
-const AGENTS: usize = 50;
+pub(crate) const AGENTS: usize = 50;
 /// Webhooks that are under way at once there.
-const SENDERS: usize = 16;
+pub(crate) const SENDERS: usize = 16;
 /// A line of a log, and lines of a chunk.
 const LINE: &str = "1764450000000000 o the quick brown fox jumps over the lazy dog and runs through the whole build\n";
 const LINES_PER_CHUNK: usize = 640;
@@ -96,7 +96,7 @@ pub(crate) async fn throughput(node: &Arc<Node>, effort: Effort) -> Result<Figur
 }
 
 /// Jobs per second from the first webhook to the last durable end.
-async fn round_of_jobs(
+pub(crate) async fn round_of_jobs(
     node: &Arc<Node>,
     effort: Effort,
     agents: &mut JoinSet<Result<()>>,
@@ -237,7 +237,7 @@ pub(crate) async fn process(node: &mut Node, effort: Effort) -> Result<Figures> 
 /// How long a process is left alone before its memory is looked at.
 const SETTLE: Duration = Duration::from_secs(3);
 
-fn median(mut rounds: Vec<f64>) -> f64 {
+pub(crate) fn median(mut rounds: Vec<f64>) -> f64 {
     rounds.sort_by(f64::total_cmp);
     rounds.get(rounds.len() / 2).copied().unwrap_or(f64::NAN)
 }
@@ -248,7 +248,7 @@ async fn idle(program: &Program) -> Result<f64> {
 }
 
 /// Registered agents at work, and what they see.
-async fn simulated(node: &Node, count: usize) -> Result<(JoinSet<Result<()>>, mpsc::Receiver<Seen>)> {
+pub(crate) async fn simulated(node: &Node, count: usize) -> Result<(JoinSet<Result<()>>, mpsc::Receiver<Seen>)> {
     let token = node.agent_token().await?;
     let (sender, seen) = mpsc::channel(1_024);
     let mut agents = JoinSet::new();
@@ -261,7 +261,7 @@ async fn simulated(node: &Node, count: usize) -> Result<(JoinSet<Result<()>>, mp
 }
 
 /// What an agent sees next; an agent that ends ends the measurement.
-async fn next(agents: &mut JoinSet<Result<()>>, seen: &mut mpsc::Receiver<Seen>) -> Result<Seen> {
+pub(crate) async fn next(agents: &mut JoinSet<Result<()>>, seen: &mut mpsc::Receiver<Seen>) -> Result<Seen> {
     tokio::select! {
         seen = seen.recv() => seen.context("all agents are gone"),
         ended = agents.join_next() => {

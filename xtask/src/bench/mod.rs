@@ -7,6 +7,7 @@ mod compile;
 mod measure;
 mod node;
 pub(crate) mod postgres;
+mod scale;
 mod stats;
 
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ use crate::dev::{server, stack};
 use crate::workspace::Workspace;
 
 /// A row of the result: the key, what it is, and the goal with its direction.
-const ROWS: [(&str, &str, &str); 25] = [
+const ROWS: [(&str, &str, &str); 36] = [
     ("accept_p50_ms", "webhook accepted at 50/s, p50 (ms)", "<= 5"),
     ("accept_p99_ms", "webhook accepted at 50/s, p99 (ms)", "<= 25"),
     ("offer_p50_ms", "webhook to offer at the agent, p50 (ms)", ""),
@@ -53,11 +54,37 @@ const ROWS: [(&str, &str, &str); 25] = [
     ("compile_p50_ms", "compile a file of 200 lines, p50 (ms)", "<= 2"),
     ("compile_lines", "lines of that file", ""),
     ("compile_1000_s", "compile 1,000 such files on one core (s)", "<= 1.5"),
+    ("idle_1000_writes_per_s", "commits with 1,000 idle agents (1/s)", "<= 1"),
+    ("idle_1000_mib", "orchestrator resident with them (MiB)", ""),
+    ("idle_1000_cpu_percent", "processor time of one core with them (%)", ""),
+    ("idle_10000_writes_per_s", "commits with 10,000 idle agents (1/s)", ""),
+    ("idle_10000_mib", "orchestrator resident with them (MiB)", "<= 600"),
+    ("idle_10000_cpu_percent", "processor time of one core with them (%)", "<= 15"),
+    ("claim_of_100000_p50_ms", "free agent to next offer, 100,000 jobs queued, p50 (ms)", ""),
+    ("claim_of_100000_p99_ms", "free agent to next offer, 100,000 jobs queued, p99 (ms)", "<= 10"),
+    ("snapshot_before_jobs_per_s", "jobs done before a snapshot is held (1/s)", ""),
+    ("snapshot_jobs_per_s", "jobs done after it was held for 5 minutes (1/s)", ""),
+    ("snapshot_ratio", "the second over the first", ">= 0.9"),
     ("validate_p50_ms", "kici-admin workflow validate of one such file, p50 (ms)", "<= 20"),
 ];
 
 /// Limit of one part of the measurements.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Latencies, throughput, logs, sizes, compiler
+    Standard,
+    /// Jobs on a host: latencies, overhead, cancel, much output
+    Bare,
+    /// 1,000 and 10,000 idle agents
+    Fleet,
+    /// Claims while 100,000 jobs wait
+    Backlog,
+    /// Throughput while an old snapshot is held for 5 minutes (PostgreSQL)
+    Snapshot,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Backend {
@@ -70,6 +97,9 @@ pub(crate) struct Options {
     /// Measure one database only
     #[arg(long, value_name = "DATABASE")]
     only: Option<Backend>,
+    /// What is measured
+    #[arg(long, value_name = "PART", value_delimiter = ',', default_value = "standard")]
+    part: Vec<Part>,
     /// A twentieth of the work: shows that everything works, the figures mean little
     #[arg(long)]
     quick: bool,
@@ -94,7 +124,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut results = BTreeMap::new();
     for backend in [Backend::Sqlite, Backend::Postgres] {
         if options.only.is_none_or(|only| only == backend) {
-            results.insert(backend, runtime.block_on(measure(&binaries, backend, effort))?);
+            results.insert(backend, runtime.block_on(measure(&binaries, backend, &options.part, effort))?);
         }
     }
     println!("{}", table(&results));
@@ -105,12 +135,44 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-async fn measure(binaries: &std::path::Path, backend: Backend, effort: Effort) -> Result<Figures> {
+async fn measure(binaries: &std::path::Path, backend: Backend, parts: &[Part], effort: Effort) -> Result<Figures> {
+    let mut figures = Figures::new();
+    for part in parts {
+        figures.extend(match part {
+            Part::Standard => standard(binaries, backend, effort).await?,
+            Part::Bare => alone(binaries, backend, effort, "bare jobs", bare::bare).await?,
+            Part::Fleet => alone(binaries, backend, effort, "fleet", scale::fleet).await?,
+            Part::Backlog => alone(binaries, backend, effort, "backlog", scale::backlog).await?,
+            Part::Snapshot => alone(binaries, backend, effort, "snapshot", scale::snapshot).await?,
+        });
+    }
+    Ok(figures)
+}
+
+/// One measurement on an orchestrator of its own.
+async fn alone(
+    binaries: &std::path::Path,
+    backend: Backend,
+    effort: Effort,
+    name: &'static str,
+    part: impl AsyncFn(&Arc<Node>, Effort) -> Result<Figures>,
+) -> Result<Figures> {
+    let node = Arc::new(start(binaries, backend).await?);
+    let figures = limited(name, part(&node, effort)).await.with_context(|| node.said())?;
+    Arc::into_inner(node).ok_or_else(|| anyhow!("a call is still under way"))?.stop().await?;
+    Ok(figures)
+}
+
+async fn start(binaries: &std::path::Path, backend: Backend) -> Result<Node> {
     let postgres = match backend {
         Backend::Sqlite => None,
         Backend::Postgres => Some(Postgres::start().await?),
     };
-    let node = Arc::new(Node::start(binaries, postgres).await?);
+    Node::start(binaries, postgres).await
+}
+
+async fn standard(binaries: &std::path::Path, backend: Backend, effort: Effort) -> Result<Figures> {
+    let node = Arc::new(start(binaries, backend).await?);
     let mut figures = load(&node, effort).await.with_context(|| node.said())?;
     figures.extend(compile::validate(&binaries.join("kici-admin"), effort)?);
     let mut node = Arc::into_inner(node).ok_or_else(|| anyhow!("a call is still under way"))?;
@@ -125,7 +187,6 @@ async fn load(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
     figures.extend(limited("webhooks", measure::accept(node, effort)).await?);
     figures.extend(limited("offers", measure::offer(node, effort)).await?);
     figures.extend(limited("real agent", measure::real(node, effort)).await?);
-    figures.extend(limited("bare jobs", bare::bare(node, effort)).await?);
     figures.extend(limited("throughput", measure::throughput(node, effort)).await?);
     figures.extend(limited("logs", measure::logs(node, effort)).await?);
     Ok(figures)

@@ -159,6 +159,39 @@ impl Node {
         resident(self.orchestrator.as_ref().context("the orchestrator is stopped")?)
     }
 
+    /// Processor time that the orchestrator has used (proc(5), `utime` and `stime`).
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        let program = self.orchestrator.as_ref().context("the orchestrator is stopped")?;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", program.pid()))?;
+        let (_, fields) = stat.rsplit_once(')').context("no name in stat")?;
+        let ticks =
+            |at: usize| -> Result<u64> { Ok(fields.split_whitespace().nth(at).context("stat is short")?.parse()?) };
+        let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no clock tick")?;
+        Ok(Duration::from_secs_f64((ticks(11)? + ticks(12)?) as f64 / per_second as f64))
+    }
+
+    /// Commits of the orchestrator so far.
+    pub(crate) async fn commits(&self) -> Result<f64> {
+        self.metric("kici_orch_db_write_batch_size_count ").await
+    }
+
+    /// Jobs that wait, as of the last count of the orchestrator.
+    pub(crate) async fn queued(&self) -> Result<f64> {
+        self.metric("kici_orch_dispatch_queue_depth{status=\"pending\"} ").await
+    }
+
+    async fn metric(&self, name: &str) -> Result<f64> {
+        let page = reqwest::get(format!("{}/metrics", self.server.url())).await?.error_for_status()?.text().await?;
+        let line =
+            page.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no metric {name}"))?;
+        Ok(line.trim().parse()?)
+    }
+
+    /// The address of its database, unless that is SQLite.
+    pub(crate) fn postgres_url(&self) -> Option<String> {
+        self.postgres.as_ref().map(Postgres::url)
+    }
+
     /// What the orchestrator said last, for errors.
     pub(crate) fn said(&self) -> String {
         let said = self.orchestrator.as_ref().map(Program::said).unwrap_or_default();

@@ -11,6 +11,10 @@ impl Samples {
         self.0.push(sample);
     }
 
+    pub(crate) fn extend(&mut self, samples: impl IntoIterator<Item = Duration>) {
+        self.0.extend(samples);
+    }
+
     /// The value that `percent` of the samples do not exceed, in milliseconds (nearest rank).
     pub(crate) fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.0.clone();

@@ -7,8 +7,9 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use kici_engine::ids::IdSource;
+use tokio::time::Instant;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::problem::{Code, Problem};
@@ -63,6 +64,7 @@ async fn around(State(ids): State<Arc<dyn IdSource>>, mut request: Request, next
     let id = request_id(&request, ids.as_ref());
     let route = request.extensions().get::<MatchedPath>().map(|m| m.as_str().to_owned());
     let method = request.method().clone();
+    let began = Instant::now();
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
     if let Some(Panicked(text)) = response.extensions_mut().remove::<Panicked>() {
@@ -83,7 +85,26 @@ async fn around(State(ids): State<Arc<dyn IdSource>>, mut request: Request, next
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
+    measure(route, &method, response.status(), began);
     response
+}
+
+/// Counts an answer under its route's pattern, so that ids and made-up paths and methods add no series.
+fn measure(route: Option<String>, method: &Method, status: StatusCode, began: Instant) {
+    let route = route.unwrap_or_else(|| "other".to_owned());
+    let method = match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        _ => "other",
+    };
+    let code = status.as_u16().to_string();
+    metrics::histogram!("kici_orch_http_request_duration_seconds", "route" => route.clone())
+        .record(began.elapsed().as_secs_f64());
+    metrics::counter!("kici_orch_http_requests_total", "route" => route, "method" => method, "code" => code)
+        .increment(1);
 }
 
 fn request_id(request: &Request, ids: &dyn IdSource) -> String {

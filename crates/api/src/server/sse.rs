@@ -75,6 +75,17 @@ impl Topic {
         }
     }
 
+    /// What kind it is, as a metric's label.
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Runs => "runs",
+            Self::Run(_) => "run",
+            Self::Log { .. } => "logs",
+            Self::Agents => "agents",
+            Self::Dlq => "dlq",
+        }
+    }
+
     const fn permission(&self) -> Permission {
         match self {
             Self::Runs | Self::Run(_) | Self::Log { .. } => Permission::RunRead,
@@ -89,6 +100,23 @@ struct Subscribed {
     topic: Topic,
     next_seq: u64,
     ended: bool,
+    _open: Open,
+}
+
+/// Counts a topic while it is open.
+struct Open(&'static str);
+
+impl Open {
+    fn new(topic: &Topic) -> Self {
+        metrics::gauge!("kici_orch_sse_clients", "topic" => topic.kind()).increment(1.0);
+        Self(topic.kind())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        metrics::gauge!("kici_orch_sse_clients", "topic" => self.0).decrement(1.0);
+    }
 }
 
 struct Feed {
@@ -166,7 +194,8 @@ async fn subscribe(ports: &Ports, caller: &Caller, topic: Topic) -> Result<Subsc
         }
         Topic::Runs | Topic::Agents | Topic::Dlq => {}
     }
-    Ok(Subscribed { topic, next_seq, ended: false })
+    let open = Open::new(&topic);
+    Ok(Subscribed { topic, next_seq, ended: false, _open: open })
 }
 
 impl Feed {
@@ -190,7 +219,12 @@ impl Feed {
             match received {
                 Err(_) => {}
                 Ok(Received::Change(change)) => self.change(&change).await,
-                Ok(Received::Gap) => self.push("gap", &json!({})),
+                Ok(Received::Gap) => {
+                    for subscribed in &self.topics {
+                        metrics::counter!("kici_orch_sse_gaps_total", "topic" => subscribed.topic.kind()).increment(1);
+                    }
+                    self.push("gap", &json!({}));
+                }
                 Ok(Received::Closed) => self.over = true,
             }
         }

@@ -42,7 +42,7 @@ impl Announcer {
 
 impl RunsCreated for Announcer {
     fn activate(&self) -> Arc<dyn Activate> {
-        self.dispatcher.activate()
+        self.dispatcher.place()
     }
 
     fn created(&self, processed: &Processed, routing_key: &str) {

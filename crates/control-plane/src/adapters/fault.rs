@@ -70,6 +70,6 @@ pub(super) fn refusal(error: Refusal) -> Problem {
         Refusal::Unavailable(error) => store(error),
         Refusal::Misconfigured(_) | Refusal::BadSignature => Problem::new(Code::Conflict, error.to_string()),
         Refusal::TooLarge { .. } => Problem::new(Code::RequestTooLarge, error.to_string()),
-        Refusal::Busy => Problem::unavailable(error.to_string(), 5),
+        Refusal::Busy { .. } => Problem::unavailable(error.to_string(), 5),
     }
 }

@@ -118,7 +118,27 @@ pub const KEYS: &[Key] = &[
         "ingest.max_in_flight",
         Kind::Number(1, 100_000),
         Some("256"),
-        "Webhook requests answered at the same time; more get 429.",
+        "Deliveries stored at the same time; more wait for their turn.",
+    ),
+    key("ingest.per_org", Kind::Number(1, 100_000), Some("32"), "Of these, those of one organisation."),
+    key("ingest.queue_depth", Kind::Number(0, 1_000_000), Some("1000"), "Deliveries that may wait for their turn."),
+    key(
+        "ingest.queue_wait_ms",
+        Kind::Number(0, 60_000),
+        Some("3000"),
+        "How long each may wait; then it is kept as overflow and answered with 429.",
+    ),
+    key(
+        "ingest.overflow_rows",
+        Kind::Number(0, 1_000_000),
+        Some("5000"),
+        "Deliveries kept as overflow; more are answered with 429 and not kept.",
+    ),
+    key(
+        "ingest.overflow_age_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("900000"),
+        "Deliveries that waited longer as overflow go to the dead letters.",
     ),
     key(
         "ingest.claim_timeout_ms",

@@ -9,8 +9,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use keys::{KEYS, Key, Kind};
+use kici_events::AdmissionConfig;
 pub use load::{Layer, Layers, Origin, reference_page};
 use secrecy::SecretString;
+
+/// Delay of the runtime's timers above which no delivery waits for its turn.
+const MAX_LAG: Duration = Duration::from_millis(200);
 
 /// The effective configuration of an orchestrator.
 #[derive(Debug)]
@@ -71,8 +75,12 @@ pub struct IngestConfig {
     pub max_body_bytes: usize,
     /// Deliveries processed at the same time.
     pub workers: usize,
-    /// Requests answered at the same time.
-    pub max_in_flight: usize,
+    /// Who is let in.
+    pub admission: AdmissionConfig,
+    /// Deliveries kept as overflow.
+    pub overflow_rows: u32,
+    /// Age at which one of them is dead.
+    pub overflow_age: Duration,
     /// Age at which a claim of a silent process is void.
     pub claim_timeout: Duration,
     /// Attempts before a delivery is dead.
@@ -181,7 +189,15 @@ impl Config {
             ingest: IngestConfig {
                 max_body_bytes: values.size("ingest.max_body_bytes"),
                 workers: values.size("ingest.workers"),
-                max_in_flight: values.size("ingest.max_in_flight"),
+                admission: AdmissionConfig {
+                    max_in_flight: values.size("ingest.max_in_flight"),
+                    per_org: values.size("ingest.per_org"),
+                    queue_depth: values.size("ingest.queue_depth"),
+                    queue_wait: values.millis("ingest.queue_wait_ms"),
+                    max_lag: MAX_LAG,
+                },
+                overflow_rows: values.small("ingest.overflow_rows"),
+                overflow_age: values.millis("ingest.overflow_age_ms"),
                 claim_timeout: values.millis("ingest.claim_timeout_ms"),
                 max_attempts: values.small("ingest.max_attempts"),
             },

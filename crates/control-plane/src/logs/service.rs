@@ -176,6 +176,7 @@ async fn take(stream: &LogStream, steps: &mut Steps, chunk: LogChunk) -> Result<
                 return Err(Status::invalid_argument("LogData.data must be whole lines of at most 1 MiB together"));
             }
             let file = steps.file(step)?;
+            metrics::counter!("kici_orch_log_chunks_received_total", "source" => "local").increment(1);
             stream.append(file, offset, data).await?;
         }
         Some(Chunk::Seal(LogSeal { step, offset, lines, missing_bytes, missing_lines })) => {

@@ -370,8 +370,10 @@ impl Writer {
         let mut new_dirs = HashSet::new();
         for ((key, step), streams) in group.dirty {
             let synced = self.segment(key, &step).and_then(|segment| {
-                let fresh = segment.durable() == 0;
-                segment.sync().map(|durable| (durable, fresh))
+                let before = segment.durable();
+                let durable = segment.sync()?;
+                metrics::counter!("kici_orch_log_bytes_stored_total").increment(durable.saturating_sub(before));
+                Ok((durable, before == 0))
             });
             match synced {
                 Ok((durable, fresh)) => {

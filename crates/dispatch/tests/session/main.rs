@@ -4,6 +4,7 @@ mod crashes;
 mod ending;
 mod fanout;
 mod handover;
+mod placing;
 mod reboot;
 mod registration;
 mod siblings;

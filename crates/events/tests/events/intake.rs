@@ -7,7 +7,10 @@ use kici_forge::Headers;
 use kici_store::model::{DeliveryFilter, DeliveryOutcome, DeliveryStatus, Page};
 use kici_store::testing::TestStore;
 
-use crate::world::{World, activate, call, private_key, push};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::world::{OVERFLOW_ROWS, World, activate, call, private_key, push, work};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_delivery_posted_50_times_at_once_is_one_row_and_one_run() {
@@ -78,6 +81,62 @@ async fn a_redelivery_of_a_failed_delivery_is_taken_again() {
         assert!(world.test.store.delivery_finish(first.id, failed).await.unwrap());
         let again = world.inbox.accept(call("push", "d1", &push())).await.unwrap();
         assert_eq!((again.id, again.duplicate), (first.id, false));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_finds_no_turn_is_kept_up_to_the_budget_and_only_after_verification() {
+    TestStore::each(|test| async move {
+        let world = World::with_turns(test, 0).await;
+        world.github_source(private_key()).await;
+        let mut forged = call("push", "forged", &push());
+        forged.headers = Headers::from_iter([("x-github-event", "push".to_owned())]);
+        assert!(matches!(world.inbox.accept(forged).await, Err(Refusal::BadSignature)));
+        for n in 0..OVERFLOW_ROWS {
+            let kept = world.inbox.accept(call("push", &n.to_string(), &push())).await;
+            assert!(matches!(kept, Err(Refusal::Busy { stored: true })), "{kept:?}");
+        }
+        let again = world.inbox.accept(call("push", "0", &push())).await;
+        assert!(matches!(again, Err(Refusal::Busy { stored: true })), "kept already: {again:?}");
+        let over = world.inbox.accept(call("push", "over", &push())).await;
+        assert!(matches!(over, Err(Refusal::Busy { stored: false })), "{over:?}");
+        let counts = world.test.store.delivery_counts().await.unwrap();
+        assert_eq!(counts, [(DeliveryStatus::Shed, u64::from(OVERFLOW_ROWS))].into());
+    })
+    .await;
+}
+
+/// Acceptance 22: a burst gets 202, or 429 with the delivery kept, and all that was taken or kept is processed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_over_the_limits_loses_nothing_that_was_kept() {
+    TestStore::each(|test| async move {
+        let world = World::with_turns(test, 2).await;
+        world.github_source(private_key()).await;
+        world.repository(&[(".kici/workflows/a.yaml", "on: push\njobs: { a: { runs_on: default, run: x } }\n")]);
+        let calls = (0..40).map(|n| {
+            let inbox = Arc::clone(&world.inbox);
+            async move { inbox.accept(call("push", &format!("burst-{n}"), &push())).await }
+        });
+        let mut kept = 0;
+        for answer in futures::future::join_all(calls).await {
+            match answer {
+                Ok(_) | Err(Refusal::Busy { stored: true }) => kept += 1,
+                Err(Refusal::Busy { stored: false }) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert!(kept > 0);
+        let (stop, tasks, store) = (CancellationToken::new(), TaskTracker::new(), world.test.store.clone());
+        let mut created = work(world, &stop, &tasks);
+        for _ in 0..kept {
+            created.recv().await.unwrap();
+        }
+        stop.cancel();
+        tasks.close();
+        tasks.wait().await;
+        let counts = store.delivery_counts().await.unwrap();
+        assert_eq!(counts, [(DeliveryStatus::Processed, kept)].into());
     })
     .await;
 }

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kici_engine::ids::SourceId;
 use kici_engine::time::Clock;
 use kici_events::ports::{Repositories, Unseal};
-use kici_events::{Call, Inbox, OpenSource, Planner, PlannerConfig, Route, SourceBook, Work};
+use kici_events::{
+    Admission, AdmissionConfig, Call, Inbox, OpenSource, Planner, PlannerConfig, Route, RunsCreated, SourceBook, Work,
+    Worker, WorkerConfig,
+};
 use kici_forge::testing::{FakeGithub, FakeRepo, PRIVATE_KEY};
 use kici_forge::verify::sign;
 use kici_forge::{Forge, ForgeError, Forges, Headers, Source, SourceSecrets};
@@ -15,9 +19,14 @@ use kici_store::testing::{TestIds, TestStore, instance};
 use secrecy::SecretString;
 use serde_json::{Value as Json, json};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 pub const SECRET: &str = "a secret for tests";
 pub const SHA: &str = "1111111111111111111111111111111111111111";
+
+/// Room for overflow.
+pub const OVERFLOW_ROWS: u32 = 30;
 
 /// Secrets lie in clear: sealing is another crate's.
 struct Clear;
@@ -69,6 +78,11 @@ pub struct World {
 
 impl World {
     pub async fn new(test: TestStore) -> Self {
+        Self::with_turns(test, 100).await
+    }
+
+    /// A world whose inbox stores this many calls at the same time and lets nobody wait for it.
+    pub async fn with_turns(test: TestStore, turns: usize) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let clock: Arc<dyn Clock> = test.clock.clone();
         let github = FakeGithub::start(clock.clone()).await.unwrap();
@@ -82,7 +96,15 @@ impl World {
         };
         let planner = Planner::new(test.store.clone(), sources.clone(), clock.clone(), Arc::new(TestIds), config);
         let (sender, work) = mpsc::channel(100);
-        let inbox = Inbox::new(test.store.clone(), sources.clone(), instance("node-1"), clock, 100, sender);
+        let admission = Arc::new(Admission::new(AdmissionConfig {
+            max_in_flight: turns,
+            per_org: turns,
+            queue_depth: 0,
+            queue_wait: Duration::ZERO,
+            max_lag: Duration::MAX,
+        }));
+        let node = instance("node-1");
+        let inbox = Inbox::new(test.store.clone(), sources.clone(), node, clock, admission, OVERFLOW_ROWS, sender);
         Self { test, github, sources, planner, inbox: Arc::new(inbox), work }
     }
 
@@ -150,6 +172,39 @@ impl World {
 }
 
 /// A signed call of the App 7.
+/// Tells of each processed delivery.
+struct Told(mpsc::UnboundedSender<()>);
+
+impl RunsCreated for Told {
+    fn activate(&self) -> Arc<dyn Activate> {
+        activate()
+    }
+
+    fn created(&self, _: &Processed, _: &str) {
+        let _ = self.0.send(());
+    }
+}
+
+/// Lets a worker process what the world took in; the channel tells of each delivery that is done.
+pub fn work(world: World, stop: &CancellationToken, tasks: &TaskTracker) -> mpsc::UnboundedReceiver<()> {
+    let (told, done) = mpsc::unbounded_channel();
+    let World { test, github, sources, planner, inbox, work } = world;
+    let config = WorkerConfig {
+        workers: 4,
+        claim_timeout: Duration::from_secs(900),
+        max_attempts: 1,
+        overflow_age: Duration::from_secs(900),
+    };
+    let clock: Arc<dyn Clock> = test.clock.clone();
+    let worker = Worker::new(test.store.clone(), sources, Arc::new(planner), clock, Arc::new(Told(told)), config);
+    let (running, stop) = (tasks.clone(), stop.clone());
+    tasks.spawn(async move {
+        worker.run(work, stop, running).await;
+        drop((test, github, inbox));
+    });
+    done
+}
+
 pub fn call(event: &str, id: &str, body: &Json) -> Call {
     let body = serde_json::to_vec(body).unwrap();
     Call {

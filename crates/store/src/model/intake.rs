@@ -35,7 +35,7 @@ words! {
         Failed = "failed",
         /// Failed too often; in the dead letter queue.
         Dead = "dead",
-        /// Not taken for lack of capacity.
+        /// Kept as overflow: it was not taken for lack of capacity and waits for room.
         Shed = "shed",
     }
 }
@@ -146,6 +146,29 @@ pub enum DeliveryInserted {
     },
     /// Known as failed, dead or shed: taken again, with the new body.
     Reopened(DeliveryRowId),
+}
+
+/// What became of a delivery that is kept as overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeliveryShed {
+    /// Stored, or stored as overflow before.
+    Kept,
+    /// It had been accepted before; nothing changed.
+    Known {
+        /// The row.
+        id: DeliveryRowId,
+    },
+    /// There is no room; nothing changed.
+    NoRoom,
+}
+
+/// What was taken from the overflow.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Drained {
+    /// Claimed by this instance, oldest first.
+    pub claimed: Vec<Delivery>,
+    /// Deliveries that had waited too long and are dead now.
+    pub dropped: u64,
 }
 
 /// A stored delivery, without its body.

@@ -12,6 +12,8 @@ use kici_engine::state::{FailureReason, JobStatus, RunStatus};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
 
+use super::ClaimedJob;
+
 /// A run to be created with all its jobs.
 #[derive(Clone, Debug)]
 pub struct NewRun {
@@ -153,8 +155,10 @@ pub struct CreatedRun {
     pub run_id: RunId,
     /// False when it existed before.
     pub created: bool,
-    /// Jobs that are ready for an agent.
+    /// Jobs that wait for an agent.
     pub ready: Vec<JobId>,
+    /// Jobs that were placed at an agent at once.
+    pub placed: Vec<ClaimedJob>,
     /// Its status after creation.
     pub status: RunStatus,
 }

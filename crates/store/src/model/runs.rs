@@ -14,7 +14,7 @@ use kici_engine::state::{FailureClass, FailureReason, JobStatus, RunStatus, Step
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
 
-use super::{JobRef, NewRun, QueueEntry, RosterHost, words};
+use super::{ClaimedJob, JobRef, NewRun, QueueEntry, RosterHost, words};
 
 words! {
     /// Where the log of a step is.
@@ -404,6 +404,18 @@ pub trait Activate: Send + Sync {
     fn again(&self, job: &ReadyJob) -> Option<Again> {
         let _ = job;
         None
+    }
+
+    /// Places a job of a new run at an agent, so that it never waits in the queue; none leaves it there. When the
+    /// transaction is repeated, the same job gets the same answer.
+    fn place(&self, job: JobId, entry: &QueueEntry, digest: &str) -> Option<AgentId> {
+        let _ = (job, entry, digest);
+        None
+    }
+
+    /// The transaction is committed: these jobs are at the agents that [`place`](Self::place) named.
+    fn placed(&self, jobs: Vec<ClaimedJob>) {
+        let _ = jobs;
     }
 }
 

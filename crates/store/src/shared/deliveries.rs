@@ -28,7 +28,7 @@ use crate::types::{DbId, DbTs, Doc};
 
 #[derive(Queryable, Selectable, Insertable)]
 #[diesel(table_name = deliveries, check_for_backend(Db), treat_none_as_default_value = false)]
-struct DeliveryRow {
+pub(super) struct DeliveryRow {
     id: DbId,
     org: String,
     source_id: DbId,
@@ -37,7 +37,7 @@ struct DeliveryRow {
     action: Option<String>,
     provider: String,
     channel: String,
-    status: String,
+    pub(super) status: String,
     matched_count: i64,
     repo: Option<String>,
     git_ref: Option<String>,
@@ -59,7 +59,7 @@ struct DeliveryRow {
 }
 
 impl DeliveryRow {
-    fn read(self) -> Result<Delivery, StoreError> {
+    pub(super) fn read(self) -> Result<Delivery, StoreError> {
         Ok(Delivery {
             id: self.id.into(),
             org: self.org,
@@ -102,12 +102,11 @@ pub(crate) async fn delivery_insert(
     ctx: &Ctx,
     new: &NewDelivery,
 ) -> Result<DeliveryInserted, StoreError> {
-    let packed = zstd::encode_all(&new.body[..], 3).map_err(|error| StoreError::Full(error.to_string()))?;
     let id = DeliveryRowId::mint(ctx.ids());
     let row = new_row(ctx, id, new);
     let inserted = diesel::insert_into(deliveries::table).values(&row).on_conflict_do_nothing().execute(conn).await?;
     if inserted == 1 {
-        put_body(conn, id, &new.headers, &packed).await?;
+        put_body(conn, id, new).await?;
         wake_unless_claimed(ctx, new);
         return Ok(DeliveryInserted::Inserted(id));
     }
@@ -125,7 +124,7 @@ pub(crate) async fn delivery_insert(
         return Ok(DeliveryInserted::Duplicate { id, status });
     }
     diesel::delete(delivery_bodies::table.find(DbId::from(id))).execute(conn).await?;
-    put_body(conn, id, &new.headers, &packed).await?;
+    put_body(conn, id, new).await?;
     let claimed_at = new.claimed_by.is_some().then_some(DbTs::from(ctx.now));
     diesel::update(deliveries::table.find(DbId::from(id)))
         .set((
@@ -154,7 +153,7 @@ fn wake_unless_claimed(ctx: &Ctx, new: &NewDelivery) {
     }
 }
 
-fn new_row(ctx: &Ctx, id: DeliveryRowId, new: &NewDelivery) -> DeliveryRow {
+pub(super) fn new_row(ctx: &Ctx, id: DeliveryRowId, new: &NewDelivery) -> DeliveryRow {
     DeliveryRow {
         id: id.into(),
         org: new.org.clone(),
@@ -186,11 +185,12 @@ fn new_row(ctx: &Ctx, id: DeliveryRowId, new: &NewDelivery) -> DeliveryRow {
     }
 }
 
-async fn put_body(conn: &mut Conn, id: DeliveryRowId, headers: &Json, packed: &[u8]) -> Result<(), StoreError> {
+pub(super) async fn put_body(conn: &mut Conn, id: DeliveryRowId, new: &NewDelivery) -> Result<(), StoreError> {
+    let packed = zstd::encode_all(&new.body[..], 3).map_err(|error| StoreError::Full(error.to_string()))?;
     diesel::insert_into(delivery_bodies::table)
         .values((
             delivery_bodies::delivery_id.eq(DbId::from(id)),
-            delivery_bodies::headers.eq(Doc(headers.clone())),
+            delivery_bodies::headers.eq(Doc(new.headers.clone())),
             delivery_bodies::body.eq(packed),
         ))
         .execute(conn)

@@ -8,6 +8,7 @@ pub(crate) mod deliveries;
 pub(crate) mod fleet;
 pub(crate) mod kept;
 pub(crate) mod meta;
+pub(crate) mod overflow;
 pub(crate) mod queue;
 pub(crate) mod queue_lists;
 pub(crate) mod retention;

@@ -149,8 +149,8 @@ async fn take(conn: &mut Conn, ctx: &Ctx, ids: &[DbId], agent_id: &AgentId) -> R
     Ok(jobs.into_iter().map(|job| (agent_id.clone(), job)).collect())
 }
 
-/// Records who was handed what, and adds everything an offer needs.
-async fn claimed(conn: &mut Conn, ctx: &Ctx, taken: Vec<(AgentId, Job)>) -> Result<Vec<ClaimedJob>, StoreError> {
+/// Records which agent was handed which job.
+pub(crate) async fn record_handed(conn: &mut Conn, ctx: &Ctx, taken: &[(AgentId, Job)]) -> Result<(), StoreError> {
     let history: Vec<_> = taken
         .iter()
         .map(|(agent_id, job)| {
@@ -164,6 +164,12 @@ async fn claimed(conn: &mut Conn, ctx: &Ctx, taken: Vec<(AgentId, Job)>) -> Resu
         })
         .collect();
     insert_all!(conn, dispatch_history::table, &history);
+    Ok(())
+}
+
+/// Records who was handed what, and adds everything an offer needs.
+async fn claimed(conn: &mut Conn, ctx: &Ctx, taken: Vec<(AgentId, Job)>) -> Result<Vec<ClaimedJob>, StoreError> {
+    record_handed(conn, ctx, &taken).await?;
     let mut known: BTreeMap<RunId, Run> = BTreeMap::new();
     let mut claimed = Vec::with_capacity(taken.len());
     for (agent_id, job) in taken {

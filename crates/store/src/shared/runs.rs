@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
-use kici_engine::ids::{AgentId, RunId};
+use kici_engine::ids::{AgentId, JobId, RunId};
 use kici_engine::state::{FailureReason, JobEvent, JobStatus, QueueStatus, RunStatus};
 
 use super::backend::Conn;
+use super::queue::record_handed;
 use super::rows::{JobRow, NeedRow, RunRow, clean, clean_opt, db_ts, millis_of, word};
 use super::schema::{dispatch_queue, job_needs, jobs, lock_documents, request_keys, runs};
 use super::settle::{self, enqueue, finish_advance};
@@ -17,8 +18,8 @@ use crate::StoreError;
 use crate::advance::RunState;
 use crate::ctx::Ctx;
 use crate::model::{
-    Activate, CancelOutcome, CancelRequest, CreatedRun, Effects, FailRequest, Guarded, Job, JobFinished, JobRef,
-    JobResult, JobStart, NeedEdge, NewJob, NewRun, QueueEntry, Run, StepWrite, StepWritten,
+    Activate, CancelOutcome, CancelRequest, ClaimedJob, CreatedRun, Effects, FailRequest, Guarded, Job, JobFinished,
+    JobRef, JobResult, JobStart, NeedEdge, NewJob, NewRun, QueueEntry, Run, StepWrite, StepWritten,
 };
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
@@ -89,7 +90,13 @@ pub(crate) async fn run_create(
 
 async fn adopted(conn: &mut Conn, run_id: RunId) -> Result<CreatedRun, StoreError> {
     let status: String = runs::table.find(DbId::from(run_id)).select(runs::status).first(conn).await?;
-    Ok(CreatedRun { run_id, created: false, ready: Vec::new(), status: word("run status", &status)? })
+    Ok(CreatedRun {
+        run_id,
+        created: false,
+        ready: Vec::new(),
+        placed: Vec::new(),
+        status: word("run status", &status)?,
+    })
 }
 
 /// Inserts a run with all its jobs, settled as far as it can be without an agent.
@@ -111,6 +118,7 @@ pub(crate) async fn create(
     let mut state = new_state(ctx, new, run)?;
     slots::enter(conn, ctx, &mut state).await?;
     finish_advance(conn, ctx, &mut state, Some(activate)).await?;
+    let placed = place(&mut state, activate)?;
     let rows: Vec<JobRow> = (0..).zip(&state.jobs).map(|(position, job)| job_row(position, job)).collect();
     insert_all!(conn, jobs::table, &rows);
     let needs: Vec<NeedRow> = new
@@ -125,6 +133,7 @@ pub(crate) async fn create(
         .collect();
     insert_all!(conn, job_needs::table, &needs);
     enqueue(conn, ctx, &state).await?;
+    record_handed(conn, ctx, &placed).await?;
     if state.run.status != RunStatus::Pending {
         diesel::update(runs::table.find(key))
             .set((
@@ -138,8 +147,31 @@ pub(crate) async fn create(
     }
     slots::leave(conn, ctx, &state).await?;
     ctx.wake(Topic::Run(new.id));
-    let ready = state.enqueued.keys().copied().collect();
-    Ok(CreatedRun { run_id: new.id, created: true, ready, status: state.run.status })
+    let waits = |id: &&JobId| !placed.iter().any(|(_, job)| job.id == **id);
+    let ready = state.enqueued.keys().filter(waits).copied().collect();
+    let placed = placed.into_iter().map(|(agent_id, job)| claimed(&state.run, agent_id, job)).collect();
+    Ok(CreatedRun { run_id: new.id, created: true, ready, placed, status: state.run.status })
+}
+
+/// Places jobs that enter the queue at agents, as far as `activate` has some for them. Jobs that need others are left to
+/// the queue: what they need is not loaded here.
+fn place(state: &mut RunState, activate: &dyn Activate) -> Result<Vec<(AgentId, Job)>, StoreError> {
+    let mut placed = Vec::new();
+    for at in 0..state.jobs.len() {
+        let job = &state.jobs[at];
+        let Some(entry) = state.enqueued.get(&job.id).filter(|_| state.needs_nothing(at)) else { continue };
+        let Some(agent) = activate.place(job.id, entry, &settle::selector_digest(entry)?) else { continue };
+        let job = &mut state.jobs[at];
+        job.agent_id = Some(agent.clone());
+        job.dispatch_epoch = 1;
+        placed.push((agent, job.clone()));
+    }
+    Ok(placed)
+}
+
+fn claimed(run: &Run, agent_id: AgentId, job: Job) -> ClaimedJob {
+    let job_ref = JobRef { run_id: run.id, job_id: job.id, epoch: job.dispatch_epoch };
+    ClaimedJob { job_ref, agent_id, job, run: run.clone(), needs: BTreeMap::new() }
 }
 
 fn new_run(ctx: &Ctx, new: &NewRun) -> Run {
@@ -326,8 +358,8 @@ fn job_row(position: i64, job: &Job) -> JobRow {
         failure_class: job.failure_class.map(|class| class.as_str().to_owned()),
         failure_message: clean_opt(job.failure_message.as_deref()),
         evidence: None,
-        agent_id: None,
-        dispatch_epoch: 0,
+        agent_id: job.agent_id.as_ref().map(|agent| agent.as_str().to_owned()),
+        dispatch_epoch: job.dispatch_epoch.into(),
         attempt: job.attempt.into(),
         outputs: Doc(job.outputs.clone()),
         routing_reason: None,

@@ -288,12 +288,14 @@ pub(crate) async fn end_history(
 
 /// Adds the rows of newly queued jobs.
 pub(crate) async fn enqueue(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Result<(), StoreError> {
+    let mut waiting = false;
     let mut rows = Vec::with_capacity(state.enqueued.len());
     let mut known: BTreeMap<String, ()> = BTreeMap::new();
     for job in &state.jobs {
         let Some(entry) = state.enqueued.get(&job.id) else { continue };
         let selector = selector_row(ctx, entry)?;
         rows.push(queue_row(&state.run, job, entry, selector.digest.clone(), ctx));
+        waiting |= job.agent_id.is_none();
         if known.insert(selector.digest.clone(), ()).is_none() {
             diesel::insert_into(queue_selectors::table)
                 .values(&selector)
@@ -303,45 +305,53 @@ pub(crate) async fn enqueue(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Res
         }
     }
     insert_all!(conn, dispatch_queue::table, &rows);
-    if !rows.is_empty() {
+    if waiting {
         ctx.wake(Topic::Queue);
     }
     Ok(())
 }
 
-fn selector_row(ctx: &Ctx, entry: &QueueEntry) -> Result<SelectorRow, StoreError> {
-    let pinned = entry.pinned_agent_id.as_ref().map(|agent| agent.as_str().to_owned());
-    let text = match &pinned {
+/// Names a selector, with the machine and the agent that it is tied to.
+pub(crate) fn selector_digest(entry: &QueueEntry) -> Result<String, StoreError> {
+    let pinned = entry.pinned_agent_id.as_ref().map(|agent| agent.as_str());
+    let text = match pinned {
         // As it was before there were pins.
         None => serde_json::to_vec(&(&entry.selector, &entry.requires_machine_id)),
         Some(agent) => serde_json::to_vec(&(&entry.selector, &entry.requires_machine_id, agent)),
     };
     let text = text.map_err(|error| StoreError::Corrupt { what: "selector", detail: error.to_string() })?;
+    Ok(hex::encode(Sha256::digest(&text)))
+}
+
+fn selector_row(ctx: &Ctx, entry: &QueueEntry) -> Result<SelectorRow, StoreError> {
     Ok(SelectorRow {
-        digest: hex::encode(Sha256::digest(&text)),
+        digest: selector_digest(entry)?,
         selector: Doc(entry.selector.clone()),
         requires_machine_id: entry.requires_machine_id.clone(),
         created_at: ctx.now.into(),
-        pinned_agent_id: pinned,
+        pinned_agent_id: entry.pinned_agent_id.as_ref().map(|agent| agent.as_str().to_owned()),
     })
 }
 
+/// The row of a job that enters the queue: one that waits, or one that was placed at an agent already.
 fn queue_row(run: &Run, job: &Job, entry: &QueueEntry, selector_digest: String, ctx: &Ctx) -> DispatchRow {
+    let placed = job.agent_id.as_ref();
+    let status = if placed.is_some() { QueueStatus::Dispatched } else { QueueStatus::Pending };
     DispatchRow {
         id: job.id.into(),
         run_id: run.id.into(),
         workflow_name: run.workflow_name.clone(),
         job_name: job.name.clone(),
-        status: QueueStatus::Pending.as_str().to_owned(),
+        status: status.as_str().to_owned(),
         priority: entry.priority.into(),
         selector_digest,
         created_at: ctx.now.into(),
         expires_at: db_ts(entry.expires_at),
-        dispatched_at: None,
+        dispatched_at: placed.map(|_| ctx.now.into()),
         dispatch_attempts: 0,
-        dispatch_epoch: 0,
-        agent_id: None,
-        owner_instance_id: None,
+        dispatch_epoch: if placed.is_some() { job.dispatch_epoch.into() } else { 0 },
+        agent_id: placed.map(|agent| agent.as_str().to_owned()),
+        owner_instance_id: placed.map(|_| ctx.node().as_str().to_owned()),
         ack_deadline: None,
         ack_agent_id: None,
         acked_at: None,

@@ -198,3 +198,37 @@ async fn processing_writes_runs_trace_and_registrations_together_and_once() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_overflow_has_a_budget_is_drained_oldest_first_and_ages_out() {
+    TestStore::each(|t| async move {
+        let source_id = SourceId::from_uuid(TestIds.uuid());
+        let shed = |id: &str| NewDelivery { claimed_by: None, ..delivery(source_id, id) };
+        let minute = Duration::from_secs(60);
+        for id in ["a", "b", "c"] {
+            assert_eq!(t.store.delivery_shed(shed(id), 3).await.unwrap(), DeliveryShed::Kept);
+            t.clock.advance(minute);
+        }
+        assert_eq!(t.store.delivery_shed(shed("d"), 3).await.unwrap(), DeliveryShed::NoRoom);
+        assert_eq!(t.store.delivery_shed(shed("a"), 3).await.unwrap(), DeliveryShed::Kept);
+        assert!(t.store.delivery_claim(10, minute).await.unwrap().is_empty(), "overflow is not in the inbox");
+
+        let first = t.store.delivery_drain(1, 10 * minute).await.unwrap();
+        assert_eq!((first.claimed[0].delivery_id.as_str(), first.claimed[0].attempts, first.dropped), ("a", 0, 0));
+        assert_eq!(first.claimed[0].status, DeliveryStatus::Received);
+        assert!(t.store.delivery_body(first.claimed[0].id).await.unwrap().is_some());
+        let known = t.store.delivery_shed(shed("a"), 3).await.unwrap();
+        assert_eq!(known, DeliveryShed::Known { id: first.claimed[0].id });
+
+        // `b` is two minutes old, `c` one.
+        let late = t.store.delivery_drain(10, minute + Duration::from_secs(30)).await.unwrap();
+        assert_eq!((late.claimed.len(), late.claimed[0].delivery_id.as_str(), late.dropped), (1, "c", 1));
+        let dead = DeliveryFilter { statuses: vec![DeliveryStatus::Dead], ..DeliveryFilter::default() };
+        let dead = t.store.delivery_list(dead, Page { after: None, limit: 10 }).await.unwrap().items;
+        assert_eq!(dead.len(), 1);
+        assert!(dead[0].error.as_deref().unwrap().contains("ingest.overflow_age_ms"), "{:?}", dead[0].error);
+        // The sender tries again: it is taken as a new one would be.
+        assert_eq!(t.store.delivery_insert(shed("b")).await.unwrap(), DeliveryInserted::Reopened(dead[0].id));
+    })
+    .await;
+}

@@ -230,10 +230,21 @@ impl World {
         (ids.0, ids.1)
     }
 
+    /// Creates a run as a delivery does.
     pub async fn create_run(&self, run: NewRun) -> RunId {
-        let created = self.store.run_create(run, None, self.dispatcher.activate()).await.unwrap();
-        self.dispatcher.wake();
-        created.run_id
+        self.create_placed(run).await.0
+    }
+
+    /// Creates a run and tells how many of its jobs were placed at once.
+    pub async fn create_placed(&self, run: NewRun) -> (RunId, usize) {
+        let activate = self.dispatcher.place();
+        let created = self.store.run_create(run, None, activate.clone()).await.unwrap();
+        let placed = created.placed.len();
+        activate.placed(created.placed);
+        if !created.ready.is_empty() {
+            self.dispatcher.wake();
+        }
+        (created.run_id, placed)
     }
 
     pub fn new_run(
