@@ -9,6 +9,8 @@ use std::process::Stdio;
 
 use fake::{Fake, job, offer, script, token};
 use kici_protocol::agent::{JobCancel, orchestrator_frame::Frame as Down};
+use kici_sys::process::{ProcessId, descendants};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 struct Site {
     dir: PathBuf,
@@ -117,7 +119,7 @@ async fn steps_of_another_user_own_their_workspace_and_cannot_read_the_agents_fi
         assert_eq!(output.status.code(), Some(78));
         return says(&String::from_utf8_lossy(&output.stderr), &["needs an agent that runs as root"]);
     }
-    let site = Site::start("user", &[("KICI_SANDBOX_USER", "nobody"), ("KICI_HARDENING", "off")]).await;
+    let site = Site::start("user", &[("KICI_SANDBOX_USER", "nobody")]).await;
     let first = "id -un; echo user=$USER; echo x > file && mkdir dir && echo workspace works
         echo out=put >> $KICI_OUTPUT; echo HELLO=there >> $KICI_ENV; echo '# text' >> $KICI_SUMMARY
         cat {dir}/token || echo no token; ls {dir}/state || echo no listing; cat {dir}/state/jobs.journal || echo no journal
@@ -125,6 +127,47 @@ async fn steps_of_another_user_own_their_workspace_and_cannot_read_the_agents_fi
     let text = site.run(&[first, "cat file; echo hello=$HELLO; touch dir/later && echo still works"]).await;
     says(&text, &["success", "nobody\n", "user=nobody", "workspace works", "no token", "no listing", "no journal"]);
     says(&text, &["no kill", "no environment", "hello=there", "still works"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_ends_its_keeper_leaves_nothing_behind() {
+    // Hardened steps cannot.
+    let site = Site::start("keeper", &[("KICI_HARDENING", "off")]).await;
+    let job = job(2, 1);
+    let text = "setsid sleep 600 > /dev/null 2>&1 & echo $! > {dir}/pid; (setsid sleep 600 &) > /dev/null 2>&1; kill -9 $PPID; sleep 600";
+    let text = text.replace("{dir}", &site.dir.display().to_string());
+    site.fake.send(Down::JobOffer(offer(&job, vec![script(&text)]))).await;
+    let result = site.fake.result(&job).await;
+    assert_eq!((result.state.as_str(), result.reason.as_str()), ("failed", "step_failed"));
+    let pid = std::fs::read_to_string(site.dir.join("pid")).expect("written").trim().parse().expect("a number");
+    let gone = async {
+        while ProcessId::of(pid).is_some_and(|id| id.is_alive()) {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let agent = ProcessId::of(i32::try_from(site.agent.0.id()).expect("a pid")).expect("the agent lives");
+        while !descendants(agent).is_empty() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(fake::LIMIT, gone).await.expect("nothing is left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_of_jobs_are_served_under_the_names_of_the_catalogue() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    let site = Site::start("metrics", &[("KICI_PORT", &port.to_string())]).await;
+    says(&site.run(&["echo one; sleep 60 > /dev/null 2>&1 &"]).await, &["success"]);
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.expect("asked");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await.expect("answered");
+    let (_, body) = page.split_once("\r\n\r\n").expect("a body");
+    says(
+        body,
+        &["kici_agent_jobs_total{status=\"success\"} 1", "kici_agent_orphans_killed_total 1", "kici_agent_connected 1"],
+    );
+    says(body, &["kici_agent_step_duration_seconds_count 1", "kici_agent_steps_total{status=\"success\"} 1"]);
+    assert_eq!(kici_engine::metrics::undeclared(body), Default::default());
 }
 
 #[test]

@@ -72,32 +72,22 @@ pub fn examine(config: &Config, host: &Host) -> Vec<Finding> {
     found.push(Finding::ok("process trees", "every step has a keeper; what it leaves is found and ended"));
     found.push(Finding::ok("memory of the agent", "closed to other processes of its user (PR_SET_DUMPABLE=0)"));
     found.push(privileges(config));
-    found.push(match host.landlock {
-        _ if !hardened => Finding::new("files (Landlock)", State::Off, "hardening = off", ""),
-        _ if config.isolation.sandbox => Finding::ok("files (Landlock)", "not needed: steps run in a sandbox"),
-        Some(abi) => {
-            let paths: Vec<_> = config.isolation.writable.iter().map(|path| path.display().to_string()).collect();
-            let paths = if paths.is_empty() { "nothing else".to_owned() } else { paths.join(", ") };
-            Finding::ok("files (Landlock)", format!("version {abi}; steps write workspace, temporary files, {paths}"))
-        }
-        None => {
-            let remedy = "use Linux 5.19 or newer with landlock in lsm=, or sandbox = true";
-            Finding::new("files (Landlock)", State::Missing, "steps can write all that the agent can", remedy)
-        }
-    });
+    found.push(files(config, host));
     if hardened && !config.isolation.sandbox && host.landlock.is_some() {
         found.push(private(host));
     }
-    found.push(match &host.calls {
-        _ if !hardened => Finding::new("system calls (seccomp)", State::Off, "hardening = off", ""),
-        Ok(_) => Finding::ok("system calls (seccomp)", "no mount, bpf, kexec, keyctl, …; no signals to the agent"),
-        Err(why) => {
-            Finding::new("system calls (seccomp)", State::Missing, why, "use a kernel with CONFIG_SECCOMP_FILTER")
-        }
-    });
+    found.push(calls(config, host));
     found.extend(groups(config, host));
     found.push(sandbox(config, host));
     found
+}
+
+/// What of the isolation of jobs is missing, in words, without starting another program.
+pub fn missing(config: &Config, host: &Host) -> Vec<String> {
+    let mut found = vec![privileges(config), files(config, host), calls(config, host)];
+    found.extend(groups(config, host));
+    let missing = found.into_iter().filter(|finding| finding.state == State::Missing);
+    missing.map(|finding| format!("{}: {}", finding.check, finding.detail)).collect()
 }
 
 fn kernel() -> Finding {
@@ -157,6 +147,34 @@ fn privileges(config: &Config) -> Finding {
             Finding::new(check, State::Missing, "root, as the agent", remedy)
         }
         None => Finding::ok(check, format!("{}, as the agent; no new privileges", kici_sys::host::user_name())),
+    }
+}
+
+fn files(config: &Config, host: &Host) -> Finding {
+    let hardened = config.isolation.hardening == Hardening::Auto;
+    match host.landlock {
+        _ if !hardened => Finding::new("files (Landlock)", State::Off, "hardening = off", ""),
+        _ if config.isolation.sandbox => Finding::ok("files (Landlock)", "not needed: steps run in a sandbox"),
+        Some(abi) => {
+            let paths: Vec<_> = config.isolation.writable.iter().map(|path| path.display().to_string()).collect();
+            let paths = if paths.is_empty() { "nothing else".to_owned() } else { paths.join(", ") };
+            Finding::ok("files (Landlock)", format!("version {abi}; steps write workspace, temporary files, {paths}"))
+        }
+        None => {
+            let remedy = "use Linux 5.19 or newer with landlock in lsm=, or sandbox = true";
+            Finding::new("files (Landlock)", State::Missing, "steps can write all that the agent can", remedy)
+        }
+    }
+}
+
+fn calls(config: &Config, host: &Host) -> Finding {
+    let hardened = config.isolation.hardening == Hardening::Auto;
+    match &host.calls {
+        _ if !hardened => Finding::new("system calls (seccomp)", State::Off, "hardening = off", ""),
+        Ok(_) => Finding::ok("system calls (seccomp)", "no mount, bpf, kexec, keyctl, …; no signals to the agent"),
+        Err(why) => {
+            Finding::new("system calls (seccomp)", State::Missing, why, "use a kernel with CONFIG_SECCOMP_FILTER")
+        }
     }
 }
 

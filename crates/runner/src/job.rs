@@ -2,6 +2,7 @@
 //! reported.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use futures::FutureExt as _;
 use kici_engine::check::CheckResult;
 use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
-use kici_engine::time::Clock;
+use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::{AgentFrame, Evidence, JobOffer, JobUpdate, StepUpdate, agent_frame};
 use kici_sys::process::ProcessId;
 use secrecy::SecretString;
@@ -25,7 +26,7 @@ use crate::checkout::{Checkout, CheckoutError, Source};
 use crate::config::Config;
 use crate::confine::{Host, JobConfinement};
 use crate::journal::Journal;
-use crate::key::{JobKey, checkout_key};
+use crate::key::{JobKey, checkout_key, step_file_name};
 use crate::mask::Masker;
 use crate::ports::{Reporter, StepReport};
 use crate::spool::Spool;
@@ -100,6 +101,8 @@ pub struct Ctx {
     pub agent: Json,
     /// What this host has to confine it.
     pub host: Arc<Host>,
+    /// Since when its steps run, by their file names.
+    pub running: Mutex<BTreeMap<String, Ts>>,
     /// What its steps started, to be ended where nothing else can.
     pub trees: Mutex<Vec<ProcessId>>,
 }
@@ -191,6 +194,21 @@ impl Ctx {
     async fn tell(&self, event: JobEvent) {
         // The agent is gone only when the program ends.
         let _ = self.events.send((self.key, event)).await;
+    }
+
+    /// Counts how long steps take.
+    fn measure(&self, report: &StepReport) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = step_file_name(&report.key);
+        if report.status == StepStatus::Running {
+            running.entry(name).or_insert(report.at);
+        } else if let Some(since) = running.remove(&name).filter(|_| report.status.is_terminal()) {
+            let metric = match report.key == checkout_key() {
+                true => "kici_agent_clone_duration_seconds",
+                false => "kici_agent_step_duration_seconds",
+            };
+            metrics::histogram!(metric).record(report.at.since(since));
+        }
     }
 
     /// The end of a job that a fault of the agent ended.
@@ -415,6 +433,7 @@ impl Ctx {
 impl Reporter for Ctx {
     async fn step(&self, report: StepReport) {
         let terminal = report.status.is_terminal();
+        self.measure(&report);
         if terminal {
             metrics::counter!("kici_agent_steps_total", "status" => report.status.as_str()).increment(1);
             metrics::counter!("kici_agent_log_bytes_total").increment(report.log.offset);
@@ -462,7 +481,7 @@ fn step_update(job: JobKey, report: StepReport) -> StepUpdate {
 }
 
 /// The result of a job that was held when an earlier process of this agent died.
-pub fn restarted(job: JobKey, at: kici_engine::time::Ts) -> AgentFrame {
+pub fn restarted(job: JobKey, at: Ts) -> AgentFrame {
     let update = JobUpdate {
         job: Some(job.to_ref()),
         state: JobStatus::Failed.as_str().to_owned(),

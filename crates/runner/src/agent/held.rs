@@ -174,6 +174,7 @@ impl Agent {
                 "labels": self.labels,
             }),
             host: Arc::clone(&self.host),
+            running: Mutex::default(),
             trees: Mutex::default(),
         };
         tracing::info!(job = %key, workflow = offer.workflow, name = offer.job_name, request = offer.request_id, "a job is taken");

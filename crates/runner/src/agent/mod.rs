@@ -1,6 +1,7 @@
 //! The agent: one task that owns the session, the jobs and the outbox, and decides everything from the events that reach it.
 
 mod after_cancel;
+mod condition;
 mod frames;
 mod held;
 mod http;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
-use kici_protocol::agent::{AgentFrame, AgentStatus, Heartbeat, JobHeartbeat, JobOffer, agent_frame};
+use kici_protocol::agent::{AgentFrame, Heartbeat, JobHeartbeat, JobOffer, agent_frame};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +27,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::confine::Host;
+use crate::doctor;
 use crate::job::{JobEvent, Posting};
 use crate::key::JobKey;
 use crate::outbox::Outbox;
@@ -149,6 +151,10 @@ impl Agent {
         };
         kici_telemetry::name_instance(state.agent_id.as_str());
         tracing::info!(agent = %state.agent_id, url = config.orchestrator_url, "the agent starts");
+        let missing = doctor::missing(&config, &host);
+        if !missing.is_empty() {
+            tracing::warn!(missing = missing.join("; "), "jobs are not fully isolated; see kici-agent doctor");
+        }
         let (job_events, mut from_jobs) = mpsc::channel(EVENTS);
         let (postings, to_write) = mpsc::channel(POSTINGS);
         let (kept, mut from_writer) = mpsc::channel(EVENTS);
@@ -451,83 +457,12 @@ impl Agent {
         }
     }
 
-    fn check_disk(&mut self) {
-        let mut degraded: Vec<String> =
-            self.degraded.iter().filter(|why| !why.starts_with("disk: ")).cloned().collect();
-        degraded.extend(self.disk_full());
-        if degraded != self.degraded {
-            self.degraded = degraded;
-            self.say_status();
-        }
-    }
-
-    fn disk_full(&self) -> Option<String> {
-        let paused = self.jobs.values().any(|held| held.spool.is_disk_full());
-        let free = |dir| kici_sys::host::disk_free_bytes(dir).ok();
-        let low = [self.config.state_dir.as_path(), &self.config.work_dir]
-            .into_iter()
-            .find_map(|dir| free(dir).filter(|free| *free < MIN_FREE_BYTES).map(|free| (dir, free)));
-        match low {
-            Some((dir, free)) => Some(format!("disk: {} MiB free in {}", free >> 20, dir.display())),
-            None => paused.then(|| "disk: full".to_owned()),
-        }
-    }
-
-    fn degrade(&mut self, why: String) {
-        if !self.degraded.contains(&why) {
-            self.degraded.push(why);
-            self.say_status();
-        }
-    }
-
-    fn say_status(&mut self) {
-        let status = AgentStatus {
-            active_jobs: u32::try_from(self.active()).unwrap_or(u32::MAX),
-            draining: self.draining || self.resets.gave_up,
-            resetting: self.resets.running,
-            degraded: self.degraded.clone(),
-        };
-        self.send(agent_frame::Frame::AgentStatus(status));
-    }
-
     /// Jobs that count against `max_concurrency`.
     fn active(&self) -> usize {
         self.jobs.values().filter(|held| !held.reported).count()
     }
 
-    /// Tells the pages of health and metrics how the agent is.
-    fn tell_health(&self) {
-        let mut not_ready = self.degraded.clone();
-        let words = [
-            (self.link.is_none(), "no session with the orchestrator"),
-            (self.draining, "draining"),
-            (self.resets.running, "resetting"),
-        ];
-        not_ready.extend(words.iter().filter(|(so, _)| *so).map(|(_, word)| (*word).to_owned()));
-        let health = Health {
-            agent_id: self.state.agent_id.to_string(),
-            connected: self.link.is_some(),
-            active_jobs: self.active(),
-            not_ready,
-        };
-        self.health.send_if_modified(|now| {
-            let changed = *now != health;
-            if changed {
-                metrics::gauge!("kici_agent_connected").set(f64::from(u8::from(health.connected)));
-                metrics::gauge!("kici_agent_jobs_active").set(as_f64(health.active_jobs));
-                *now = health;
-            }
-            changed
-        });
-        metrics::gauge!("kici_agent_outbox_pending").set(as_f64(self.post.len()));
-    }
-
     fn note_holding(&self) {
         self.holding.store(!self.jobs.is_empty() || self.post.len() > 0, Ordering::Relaxed);
     }
-}
-
-/// Counts here are far below 2^32.
-fn as_f64(count: usize) -> f64 {
-    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }

@@ -50,6 +50,14 @@ impl Bwrap {
     pub fn around(&self, spawn: Spawn) -> io::Result<Spawn> {
         let mut confine = spawn.confine;
         let mut args = self.options();
+        // What steps talk to the agent by: its program and the socket of the job, where there is one.
+        let socket = spawn.env.iter().find(|(name, _)| name == "KICI_SOCK").map(|(_, path)| PathBuf::from(path));
+        let socket_dir = socket.and_then(|socket| socket.parent().map(Path::to_owned));
+        for (option, path) in [("--ro-bind-try", std::env::current_exe().ok()), ("--bind-try", socket_dir)] {
+            args.extend(
+                path.into_iter().flat_map(|path| [option.into(), path.clone().into_os_string(), path.into_os_string()]),
+            );
+        }
         if let Some(calls) = &self.calls {
             let filter = Arc::new(kici_sys::host::memory_file(&calls.bytes())?);
             args.extend(["--seccomp".into(), filter.as_raw_fd().to_string().into()]);
@@ -119,7 +127,8 @@ mod tests {
     }
 
     fn words(sandbox: &Bwrap, cwd: &str) -> String {
-        let spawn = Spawn { args: vec!["-e".into(), "script".into()], ..Spawn::new("sh", cwd) };
+        let env = vec![("KICI_SOCK".into(), "/run/kici-agent/j/1/job.sock".into())];
+        let spawn = Spawn { args: vec!["-e".into(), "script".into()], env, ..Spawn::new("sh", cwd) };
         let inside = sandbox.around(spawn).expect("made");
         assert!(inside.is_wrapper && inside.program == "/usr/bin/bwrap");
         assert!(inside.env.contains(&("TMPDIR".into(), "/tmp".into())));
@@ -133,7 +142,8 @@ mod tests {
         for part in [
             "--unshare-pid --unshare-ipc --die-with-parent --unshare-net --cap-drop ALL --ro-bind-try /usr /usr",
             "--dev /dev --proc /proc --tmpfs /tmp --dir /tmp/home --bind-try /cache /cache",
-            "--bind /w/j/scratch /w/j/scratch --bind /w/j/workspace /workspace --chdir /workspace/sub -- sh -e script",
+            "--bind /w/j/scratch /w/j/scratch --bind /w/j/workspace /workspace --ro-bind-try /",
+            "--bind-try /run/kici-agent/j/1 /run/kici-agent/j/1 --chdir /workspace/sub -- sh -e script",
         ] {
             assert!(text.contains(part), "{part}\nnot in {text}");
         }

@@ -69,6 +69,24 @@ async fn leftovers_are_found_by_pid_and_start_time() {
     assert_eq!(tree.kill().await, 0);
 }
 
+#[tokio::test]
+async fn what_lost_its_keeper_comes_to_us_and_is_ended() {
+    adopt_strays().expect("allowed");
+    let (mut tree, mut pipes) = Tree::spawn(&shell("setsid sleep 600 & echo up; sleep 600")).expect("spawned");
+    let (mut other, _pipes) = Tree::spawn(&shell("exec sleep 600")).expect("spawned");
+    let mut up = [0_u8; 3];
+    pipes.stdout.read_exact(&mut up).await.expect("up");
+    let below = descendants(tree.id());
+    assert!(below.len() >= 2 && !may_have_strays(), "{below:?}");
+    assert!(tree.id().signal(Signal::SIGKILL));
+    tree.command_exit().await;
+    assert!(may_have_strays());
+    assert!(kill_strays() >= 2);
+    assert!(below.iter().all(|id| !id.is_alive()));
+    assert!(other.is_alive(), "it has its keeper");
+    other.kill().await;
+}
+
 mod confined {
     use std::path::{Path, PathBuf};
 
