@@ -9,7 +9,7 @@ use xshell::cmd;
 use crate::workspace::Workspace;
 
 /// A program that tests start, and the Debian package that brings it.
-const PROGRAMS: [(&str, &str); 2] = [("git", "git"), ("bash", "bash")];
+const PROGRAMS: [(&str, &str); 3] = [("git", "git"), ("bash", "bash"), ("bwrap", "bubblewrap")];
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let shell = &workspace.shell;

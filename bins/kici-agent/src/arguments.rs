@@ -35,6 +35,16 @@ pub fn command() -> Command {
         .about("Takes jobs from a KiCI orchestrator and runs them")
         .arg(Arg::new("config").long("config").help("configuration file (/etc/kici/agent.toml)").global(true))
         .args(flags)
+        .subcommand(
+            Command::new("doctor").about("Show what of the isolation of jobs is in force and what is missing").arg(
+                Arg::new("output")
+                    .long("output")
+                    .value_name("FORMAT")
+                    .value_parser(["table", "json"])
+                    .default_value("table")
+                    .help("form of the output"),
+            ),
+        )
         .subcommand(Command::new("run").about("Run the agent; the default"))
         .subcommand(step::helper_command())
         .subcommand(step::command().name("step").about("What steps ask of their agent; `kici` in the PATH of a job"))

@@ -15,19 +15,22 @@ use crate::services::Sockets;
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     kici_sys::host::forget_variables(&["KICI_AGENT_TOKEN"]);
     kici_sys::host::set_dumpable(false)?;
+    kici_sys::process::adopt_strays()?;
     kici_telemetry::init(&TelemetryConfig {
         service: Service::Agent,
         instance_id: config.agent_id.as_ref().map(ToString::to_string).unwrap_or_default(),
         level: config.log_level.clone(),
         format: config.log_format.parse()?,
     })?;
+    let metrics = kici_telemetry::metrics::install()?;
     // Fails only when a provider is there already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).max_blocking_threads(8).thread_keep_alive(Duration::from_secs(10)).enable_all();
     let runtime = runtime.build()?;
     let sockets = Arc::new(Sockets::of_this_program());
-    let run = async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?, sockets).await?) };
+    let run =
+        async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?, sockets, Some(metrics)).await?) };
     let ended = runtime.block_on(run)?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(message) = ended.message {

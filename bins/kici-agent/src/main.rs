@@ -5,6 +5,7 @@
 
 mod arguments;
 mod daemon;
+mod doctor;
 mod services;
 mod step;
 
@@ -26,9 +27,15 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    if let Some(("config", _)) = arguments.subcommand() {
-        print!("{}", config.describe());
-        return ExitCode::SUCCESS;
+    match arguments.subcommand() {
+        Some(("config", _)) => {
+            print!("{}", config.describe());
+            return ExitCode::SUCCESS;
+        }
+        Some(("doctor", own)) => {
+            return doctor::run(&config, own.get_one::<String>("output").is_some_and(|form| form == "json"));
+        }
+        _ => {}
     }
     daemon::run(config).unwrap_or_else(|error| {
         eprintln!("kici-agent: {error:#}");

@@ -47,7 +47,7 @@ impl JobServices for Sockets {
             if job.dir.exists() {
                 std::fs::remove_dir_all(&job.dir).map_err(|error| format!("{}: {error}", job.dir.display()))?;
             }
-            Door::open(&job.dir, kici_sys::host::uid(), services).map_err(|error| error.to_string())
+            Door::open(&job.dir, job.uid, services).map_err(|error| error.to_string())
         };
         Ok(Box::new(Open { door: open()?, git }))
     }

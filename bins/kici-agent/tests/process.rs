@@ -2,43 +2,16 @@
 
 #[path = "../../../crates/runner/tests/fake/mod.rs"]
 mod fake;
+mod harness;
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
 use fake::{Fake, job, offer, script, token};
+use harness::{command, start};
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
 use kici_protocol::agent::{GitAccess, GitHost};
 use kici_sys::process::ProcessId;
-
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-impl Killed {
-    fn kill(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn command(state: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kici-agent"));
-    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("KICI_STATE_DIR", state).stdout(Stdio::null());
-    command
-}
-
-fn start(fake: &Fake, state: &Path) -> Killed {
-    let mut command = command(state);
-    command.env("KICI_ORCHESTRATOR_URL", fake.url()).env("KICI_AGENT_TOKEN", token());
-    Killed(command.spawn().expect("the agent starts"))
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_result_outlives_the_agent_that_reached_it() {

@@ -133,6 +133,9 @@ catalogue! {
         Counter "kici_agent_log_backpressure_events_total" [] "": "Times that output of steps was held back.";
         Counter "kici_agent_log_bytes_total" [] "bytes": "Bytes of output that were read from steps.";
         Counter "kici_agent_log_lines_dropped_total" ["mode"] "": "Lines that a log limit cut out.";
+        Counter "kici_agent_orphans_killed_total" [] "": "Processes that jobs left running and that were ended.";
+        Gauge "kici_agent_outbox_pending" [] "": "Results that the orchestrator has not acknowledged.";
+        Counter "kici_agent_reset_failures_total" [] "": "Resets between two jobs that failed.";
         Histogram "kici_agent_step_duration_seconds" [] "seconds" LONG: "Duration of steps.";
         Counter "kici_agent_steps_total" ["status"] "": "Steps that ended.";
     }

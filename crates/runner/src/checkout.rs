@@ -282,7 +282,13 @@ impl Checkout<'_> {
     async fn git(&mut self, env: &Variables, command: &str, args: &[String]) -> Result<Git, CheckoutError> {
         let io = |error| CheckoutError::Io { what: format!("running git {command}"), error };
         let args = std::iter::once(command.into()).chain(args.iter().map(Into::into)).collect();
-        let spawn = Spawn { program: "git".into(), args, env: to_os(env), cwd: PathBuf::from(self.workspace) };
+        let spawn = Spawn {
+            program: "git".into(),
+            args,
+            env: to_os(env),
+            cwd: PathBuf::from(self.workspace),
+            ..Spawn::default()
+        };
         let (mut tree, pipes) = Tree::spawn(&spawn).map_err(io)?;
         let mut output = Output::new(self.log, self.masker, self.clock).with_tail();
         let timeout = if command == "cat-file" { self.timeout.min(LOCAL_LIMIT) } else { self.timeout };

@@ -2,6 +2,8 @@
 //! reported.
 
 use std::any::Any;
+use std::collections::BTreeMap;
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +14,7 @@ use futures::FutureExt as _;
 use kici_engine::check::CheckResult;
 use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
-use kici_engine::time::Clock;
+use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::{AgentFrame, Evidence, JobOffer, JobUpdate, StepUpdate, agent_frame};
 use kici_sys::process::ProcessId;
 use secrecy::SecretString;
@@ -22,9 +24,10 @@ use tokio::time::Instant;
 
 use crate::checkout::{Checkout, CheckoutError, Source};
 use crate::config::Config;
+use crate::confine::{Host, JobConfinement};
 use crate::credentials::{Access, JobServices, Opening, Remote};
 use crate::journal::Journal;
-use crate::key::{JobKey, checkout_key};
+use crate::key::{JobKey, checkout_key, step_file_name};
 use crate::mask::Masker;
 use crate::ports::{Emission, Emitted, Reporter, StepReport};
 use crate::session::Session;
@@ -100,6 +103,10 @@ pub struct Ctx {
     pub sessions: watch::Receiver<Option<Session>>,
     /// Name of the agent and its labels, for expressions.
     pub agent: Json,
+    /// What this host has to confine it.
+    pub host: Arc<Host>,
+    /// Since when its steps run, by their file names.
+    pub running: Mutex<BTreeMap<String, Ts>>,
     /// What its steps started, to be ended where nothing else can.
     pub trees: Mutex<Vec<ProcessId>>,
     /// Opens its socket.
@@ -111,16 +118,19 @@ pub struct Ctx {
 /// Runs one job from its offer to its end.
 pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     let dir = ctx.config.work_dir.join(ctx.key.file_name());
-    if let Err(message) = accept(&ctx, &offer, &dir).await {
-        remove(&dir).await;
-        ctx.tell(JobEvent::NotAccepted(message)).await;
-        return;
-    }
+    let confine = match accept(&ctx, &offer, &dir).await {
+        Ok(confine) => confine,
+        Err(message) => {
+            remove(&dir).await;
+            ctx.tell(JobEvent::NotAccepted(message)).await;
+            return;
+        }
+    };
     ctx.tell(JobEvent::Accepted).await;
     let (access, work) = match ctx.access(&dir, &offer).await {
         Ok(access) => {
             // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
-            let work = AssertUnwindSafe(ctx.work(&dir, offer, spec, access.as_ref())).catch_unwind().await;
+            let work = AssertUnwindSafe(ctx.work(&dir, offer, spec, access.as_ref(), &confine)).catch_unwind().await;
             (access, work)
         }
         Err(message) => (None, Ok(Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message))),
@@ -134,6 +144,7 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
             Outcome { strays_killed: tokio::task::spawn_blocking(kill).await.unwrap_or_default(), ..outcome }
         }
     };
+    let outcome = ctx.leave(outcome, confine.ok()).await;
     ctx.spool.close();
     if let Some(access) = access {
         // While the job still counts as held: its tokens are ended in its name.
@@ -151,30 +162,49 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     ctx.tell(JobEvent::Cleaned).await;
 }
 
-/// Writes the job down, synced, and makes its directories meanwhile.
-async fn accept(ctx: &Ctx, offer: &JobOffer, dir: &Path) -> Result<(), String> {
+/// Writes the job down, synced, and makes its directories and its confinement meanwhile. The inner error fails the job.
+async fn accept(ctx: &Ctx, offer: &JobOffer, dir: &Path) -> Result<Result<Arc<JobConfinement>, String>, String> {
     let (journal, key, at) = (Arc::clone(&ctx.journal), ctx.key, ctx.clock.now());
-    let (workflow, name, dirs) = (offer.workflow.clone(), offer.job_name.clone(), dir.to_owned());
-    let written = tokio::task::spawn_blocking(move || {
+    let (workflow, name) = (offer.workflow.clone(), offer.job_name.clone());
+    let written = tokio::task::spawn_blocking(move || journal.accepted(key, &workflow, &name, at));
+    let (host, dirs) = (Arc::clone(&ctx.host), dir.to_owned());
+    let made = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(dirs.join("workspace"))?;
         std::fs::create_dir_all(dirs.join("scratch"))?;
-        journal.accepted(key, &workflow, &name, at)
+        Ok::<_, io::Error>(host.job(&key.file_name(), &dirs).map(Arc::new))
     });
-    match written.await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(format!("the job cannot be written down: {error}")),
-        Err(error) => Err(error.to_string()),
-    }
+    let (written, made) = tokio::join!(written, made);
+    let said = |error: &dyn std::fmt::Display| format!("the job cannot be written down: {error}");
+    written.map_err(|error| said(&error))?.map_err(|error| said(&error))?;
+    made.map_err(|error| said(&error))?.map_err(|error| format!("the directory of the job cannot be made: {error}"))
 }
 
 /// Deletes a workspace, which may be large.
 pub async fn remove(dir: &Path) {
     let path = dir.to_owned();
-    let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(path)).await;
+    let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            // The job closed directories to everybody, as some module caches do.
+            open_directories(&path);
+            std::fs::remove_dir_all(&path)
+        }
+        result => result,
+    })
+    .await;
     if let Ok(Err(error)) = removed
-        && error.kind() != std::io::ErrorKind::NotFound
+        && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(dir = %dir.display(), %error, "cannot delete a workspace");
+    }
+}
+
+/// Lets us into a directory and all below it; links are not followed.
+fn open_directories(dir: &Path) {
+    // What cannot be opened cannot be deleted either, which is said then.
+    let _ = std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o700));
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        open_directories(&entry.path());
     }
 }
 
@@ -182,6 +212,21 @@ impl Ctx {
     async fn tell(&self, event: JobEvent) {
         // The agent is gone only when the program ends.
         let _ = self.events.send((self.key, event)).await;
+    }
+
+    /// Counts how long steps take.
+    fn measure(&self, report: &StepReport) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = step_file_name(&report.key);
+        if report.status == StepStatus::Running {
+            running.entry(name).or_insert(report.at);
+        } else if let Some(since) = running.remove(&name).filter(|_| report.status.is_terminal()) {
+            let metric = match report.key == checkout_key() {
+                true => "kici_agent_clone_duration_seconds",
+                false => "kici_agent_step_duration_seconds",
+            };
+            metrics::histogram!(metric).record(report.at.since(since));
+        }
     }
 
     /// The end of a job that a fault of the agent ended.
@@ -199,6 +244,7 @@ impl Ctx {
     async fn access(&self, dir: &Path, offer: &JobOffer) -> Result<Option<Access>, String> {
         let opening = |socket_dir, git| Opening {
             dir: socket_dir,
+            uid: self.config.isolation.user.as_ref().map_or_else(kici_sys::host::uid, |user| user.uid),
             git,
             remote: Arc::clone(&self.remote),
             masker: Arc::clone(&self.masker),
@@ -208,7 +254,35 @@ impl Ctx {
         opened.map_err(|error| format!("the socket of the job cannot be opened: {error}"))
     }
 
-    async fn work(&mut self, dir: &Path, offer: JobOffer, spec: JobSpec, access: Option<&Access>) -> Outcome {
+    /// Ends what is left of the job and judges its end by what it used.
+    async fn leave(&self, outcome: Outcome, confine: Option<Arc<JobConfinement>>) -> Outcome {
+        let Some(confine) = confine else { return outcome };
+        let mut outcome = outcome.with_usage(confine.usage());
+        let keep = !self.config.isolation.orphan_cleanup && outcome.status != JobStatus::Cancelled;
+        if !keep {
+            let ended = tokio::task::spawn_blocking(move || confine.end());
+            outcome.strays_killed += ended.await.unwrap_or_default();
+        }
+        if outcome.strays_killed > 0 {
+            metrics::counter!("kici_agent_orphans_killed_total").increment(u64::from(outcome.strays_killed));
+            tracing::info!(job = %self.key, killed = outcome.strays_killed, "what the job left running was ended");
+        }
+        outcome
+    }
+
+    async fn work(
+        &mut self,
+        dir: &Path,
+        offer: JobOffer,
+        spec: JobSpec,
+        access: Option<&Access>,
+        confine: &Result<Arc<JobConfinement>, String>,
+    ) -> Outcome {
+        let sandbox_failed = |message| Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message);
+        let confine = match confine {
+            Ok(confine) => Arc::clone(confine),
+            Err(message) => return sandbox_failed(message.clone()),
+        };
         let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
         let deadline = limit.map(|limit| Instant::now() + limit);
         let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));
@@ -227,12 +301,9 @@ impl Ctx {
         }
         // What is left to prepare takes less than the answer.
         self.tell(JobEvent::AskStart).await;
-        let mut job = match self.prepare(spec, workspace, scratch, access) {
+        let mut job = match self.prepare(spec, workspace, scratch, access, confine) {
             Ok(job) => job,
-            Err(error) => {
-                let message = format!("the workspace cannot be prepared: {error}");
-                return Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message);
-            }
+            Err(error) => return sandbox_failed(format!("the workspace cannot be prepared: {error}")),
         };
         job.deadline = deadline;
         if let Err(outcome) = self.wait_for_grant(deadline).await {
@@ -240,8 +311,7 @@ impl Ctx {
         }
         if let Err(error) = self.journal.started(self.key) {
             // A restart could not tell that user code had run, and the job would be handed out again.
-            let message = format!("the start cannot be written down: {error}");
-            return Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message);
+            return sandbox_failed(format!("the start cannot be written down: {error}"));
         }
         let mut stop = self.stop.clone();
         steps::run(&job, self, &mut stop).await
@@ -255,7 +325,7 @@ impl Ctx {
         access: Option<&Access>,
         deadline: Option<Instant>,
     ) -> Result<(), Box<Outcome>> {
-        let io = |error: std::io::Error| {
+        let io = |error: io::Error| {
             let message = format!("the log of the checkout cannot be kept: {error}");
             Box::new(Outcome::new(JobStatus::Failed, Some(FailureReason::CheckoutFailed), message))
         };
@@ -321,10 +391,19 @@ impl Ctx {
         workspace: PathBuf,
         scratch: PathBuf,
         access: Option<&Access>,
-    ) -> std::io::Result<steps::Job> {
+        confine: Arc<JobConfinement>,
+    ) -> io::Result<steps::Job> {
         let mut job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
+        if let Some((_, event)) = job_facing.iter().find(|(name, _)| *name == "KICI_EVENT_PATH") {
+            confine.give(Path::new(event))?;
+        }
+        for dir in [workspace.parent(), Some(&*scratch)].into_iter().flatten() {
+            confine.open_way(dir)?;
+        }
+        confine.give_all(&workspace)?;
         let mut host = self.config.host_env.clone();
         if let Some(access) = access {
+            access.give(&confine)?;
             job_facing.push(("KICI_SOCK", access.socket().display().to_string()));
             let path = host.get("PATH").map_or(DEFAULT_PATH, String::as_str);
             let path = format!("{}:{path}", access.bin.display());
@@ -345,6 +424,8 @@ impl Ctx {
             clock: Arc::clone(&self.clock),
             step_timeout: self.config.default_step_timeout,
             deadline: None,
+            confine,
+            orphan_cleanup: self.config.isolation.orphan_cleanup,
         })
     }
 
@@ -386,8 +467,8 @@ impl Ctx {
             evidence: Some(Evidence {
                 exit_code: outcome.exit_code,
                 signal: outcome.signal,
-                peak_memory_bytes: None,
-                memory_limit_bytes: None,
+                peak_memory_bytes: outcome.usage.peak_memory_bytes,
+                memory_limit_bytes: outcome.usage.memory_limit_bytes,
                 failed_step: outcome.failed_step,
                 strays_killed: outcome.strays_killed,
             }),
@@ -406,6 +487,13 @@ impl Ctx {
 impl Reporter for Ctx {
     async fn step(&self, report: StepReport) {
         let terminal = report.status.is_terminal();
+        self.measure(&report);
+        if terminal {
+            metrics::counter!("kici_agent_steps_total", "status" => report.status.as_str()).increment(1);
+            metrics::counter!("kici_agent_log_bytes_total").increment(report.log.offset);
+            metrics::counter!("kici_agent_log_lines_dropped_total", "mode" => "limit")
+                .increment(report.log.missing_lines);
+        }
         let frame = agent_frame::Frame::StepUpdate(step_update(self.key, report));
         if terminal {
             // The outbox lives as long as the agent.
@@ -451,7 +539,7 @@ fn step_update(job: JobKey, report: StepReport) -> StepUpdate {
 }
 
 /// The result of a job that was held when an earlier process of this agent died.
-pub fn restarted(job: JobKey, at: kici_engine::time::Ts) -> AgentFrame {
+pub fn restarted(job: JobKey, at: Ts) -> AgentFrame {
     let update = JobUpdate {
         job: Some(job.to_ref()),
         state: JobStatus::Failed.as_str().to_owned(),

@@ -8,7 +8,9 @@
 pub mod agent;
 pub mod checkout;
 pub mod config;
+pub mod confine;
 pub mod credentials;
+pub mod doctor;
 pub mod emit;
 pub mod hash_files;
 pub mod job;

@@ -1,59 +1,24 @@
 //! The agent against an orchestrator that speaks the real protocol.
 
 mod fake;
+mod running;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use fake::{Fake, Frame, job, offer, script, token};
+use fake::{Fake, Frame, job, offer, script};
 use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::*;
 use kici_runner::agent::{Agent, Ended, Signal};
-use kici_runner::config::{Config, Sources};
 use kici_runner::credentials::NoServices;
 use kici_sys::clock::SystemClock;
-use tempfile::TempDir;
+use running::{agent, agent_in, config};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
 type Down = orchestrator_frame::Frame;
-
-struct Running {
-    signals: mpsc::Sender<Signal>,
-    task: JoinHandle<Ended>,
-    dir: TempDir,
-}
-
-fn config(url: &str, dir: &Path, more: &[(&str, &str)]) -> Config {
-    let mut env = vec![
-        ("KICI_ORCHESTRATOR_URL".to_owned(), url.to_owned()),
-        ("KICI_AGENT_TOKEN".to_owned(), token()),
-        ("KICI_AGENT_ID".to_owned(), "agent-1".to_owned()),
-        ("KICI_STATE_DIR".to_owned(), dir.display().to_string()),
-        ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
-        ("HOME".to_owned(), dir.display().to_string()),
-        ("SECRET_OF_THE_HOST".to_owned(), "x".to_owned()),
-    ];
-    env.extend(more.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-    Config::load(&Sources { file: None, env: env.into_iter().collect(), flags: Default::default() }).expect("right")
-}
-
-async fn agent(fake: &Fake, more: &[(&str, &str)]) -> Running {
-    let dir = tempfile::tempdir().expect("a directory");
-    agent_in(fake, dir, more, Arc::new(SystemClock)).await
-}
-
-async fn agent_in(fake: &Fake, dir: TempDir, more: &[(&str, &str)], clock: Arc<dyn Clock>) -> Running {
-    let (signals, from_test) = mpsc::channel(4);
-    let config = config(&fake.url(), dir.path(), more);
-    let task = TaskTracker::new()
-        .spawn(async move { Agent::run(config, clock, from_test, Arc::new(NoServices)).await.expect("started") });
-    fake.registered().await;
-    Running { signals, task, dir }
-}
 
 fn running(update: &JobUpdate) -> bool {
     update.state == "running"
@@ -294,7 +259,7 @@ async fn a_refused_token_ends_the_agent() {
     let wrong = format!("kici_agent_{}", "cd".repeat(35));
     let config = config(&fake.url(), dir.path(), &[("KICI_AGENT_TOKEN", &wrong)]);
     let (_signals, from_test) = mpsc::channel(1);
-    let run = Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices));
+    let run = Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices), None);
     let ended = tokio::time::timeout(fake::LIMIT, run).await.expect("in time").expect("started");
     assert_eq!(ended.exit, 78);
 }
@@ -402,7 +367,7 @@ async fn complaint_23_an_agent_that_is_told_to_stop_ends_though_nothing_is_ever_
     let config = config(&fake.url(), running_agent.dir.path(), &[]);
     let (_signals, from_test) = mpsc::channel(1);
     let _next = TaskTracker::new()
-        .spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices)).await });
+        .spawn(async move { Agent::run(config, Arc::new(SystemClock), from_test, Arc::new(NoServices), None).await });
     assert_eq!(fake.registered().await.outbox_pending.len(), 1);
     assert_eq!(fake.result(&job).await.state, "success");
     assert_eq!(fake.sealed(&job, "step-0-0").await, ["kept"]);

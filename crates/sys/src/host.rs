@@ -60,6 +60,45 @@ pub fn user_name() -> String {
     }
 }
 
+/// Opens a file that somebody else may have put there: a symbolic link is not followed, and a pipe without a writer does not
+/// hold the caller up. `None` when it is no plain file.
+///
+/// # Errors
+/// The error of open(2), such as `NotFound`.
+pub fn open_plain(path: &Path) -> io::Result<Option<std::fs::File>> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
+    let file = match std::fs::File::options().read(true).custom_flags(flags.bits()).open(path) {
+        Err(error) if error.raw_os_error() == Some(nix::errno::Errno::ELOOP as i32) => return Ok(None),
+        file => file?,
+    };
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
+/// Whether this user may make files in a directory.
+pub fn can_write(dir: &Path) -> bool {
+    nix::unistd::access(dir, nix::unistd::AccessFlags::W_OK | nix::unistd::AccessFlags::X_OK).is_ok()
+}
+
+/// Process group of this process.
+pub fn process_group() -> u32 {
+    u32::try_from(nix::unistd::getpgrp().as_raw()).unwrap_or_default()
+}
+
+/// A file without a name that holds `bytes`, to be read from its start.
+///
+/// # Errors
+/// The error of memfd_create(2) or write(2).
+#[cfg(target_os = "linux")]
+pub fn memory_file(bytes: &[u8]) -> io::Result<std::os::fd::OwnedFd> {
+    use std::io::{Seek, Write};
+    let fd = nix::sys::memfd::memfd_create(c"kici", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
 /// Bytes that this user may still write to the file system of `path`.
 ///
 /// # Errors

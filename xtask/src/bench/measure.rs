@@ -27,6 +27,10 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
+    pub(crate) fn is_quick(self) -> bool {
+        self.quick
+    }
+
     pub(crate) fn of(self, full: usize) -> usize {
         if self.quick { full.div_ceil(20) } else { full }
     }

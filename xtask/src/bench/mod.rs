@@ -2,6 +2,7 @@
 //! durability on; the load comes from the same machine.
 
 mod agent;
+mod bare;
 mod compile;
 mod measure;
 mod node;
@@ -28,7 +29,7 @@ use crate::dev::{server, stack};
 use crate::workspace::Workspace;
 
 /// A row of the result: the key, what it is, and the goal with its direction.
-const ROWS: [(&str, &str, &str); 31] = [
+const ROWS: [(&str, &str, &str); 36] = [
     ("accept_p50_ms", "webhook accepted at 50/s, p50 (ms)", "<= 5"),
     ("accept_p99_ms", "webhook accepted at 50/s, p99 (ms)", "<= 25"),
     ("offer_p50_ms", "webhook to offer at the agent, p50 (ms)", ""),
@@ -39,6 +40,11 @@ const ROWS: [(&str, &str, &str); 31] = [
     ("first_instruction_p99_ms", "webhook to first instruction, p99 (ms)", "<= 30"),
     ("trivial_job_p50_ms", "trivial job with checkout, p50 (ms)", "<= 50"),
     ("trivial_job_p99_ms", "trivial job with checkout, p99 (ms)", ""),
+    ("bare_overhead_p50_ms", "job without checkout over its plain command, p50 (ms)", "<= 25"),
+    ("cancel_p50_ms", "cancel to no process left, p50 (ms)", "<= 100"),
+    ("cancel_p99_ms", "cancel to no process left, p99 (ms)", ""),
+    ("flood_mib_per_s", "1 GiB of output of one step, through the agent (MiB/s)", ""),
+    ("flood_agent_mib", "agent resident at most, with 1 GiB of output (MiB)", "<= 64"),
     ("jobs_per_s", "jobs done, 50 simulated agents (1/s)", ">= 300"),
     ("log_lines_per_s", "log lines durable (1/s)", ">= 200000"),
     ("orchestrator_resident_mib", "orchestrator resident, idle (MiB)", "<= 40"),
@@ -70,6 +76,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 enum Part {
     /// Latencies, throughput, logs, sizes, compiler
     Standard,
+    /// Jobs on a host: latencies, overhead, cancel, much output
+    Bare,
     /// 1,000 and 10,000 idle agents
     Fleet,
     /// Claims while 100,000 jobs wait
@@ -132,6 +140,7 @@ async fn measure(binaries: &std::path::Path, backend: Backend, parts: &[Part], e
     for part in parts {
         figures.extend(match part {
             Part::Standard => standard(binaries, backend, effort).await?,
+            Part::Bare => alone(binaries, backend, effort, "bare jobs", bare::bare).await?,
             Part::Fleet => alone(binaries, backend, effort, "fleet", scale::fleet).await?,
             Part::Backlog => alone(binaries, backend, effort, "backlog", scale::backlog).await?,
             Part::Snapshot => alone(binaries, backend, effort, "snapshot", scale::snapshot).await?,

@@ -25,6 +25,14 @@ pub(crate) enum Work {
     FirstInstruction,
     /// A checkout and a step that does nothing, on the real agent.
     Trivial,
+    /// A step that does nothing, on the real agent; no checkout.
+    Plain,
+    /// A step that goes on until it is told to end, with a child in a session of its own.
+    Hang,
+    /// A step that writes 1 GiB.
+    Flood,
+    /// A step that writes 16 MiB.
+    Trickle,
 }
 
 impl Work {
@@ -37,12 +45,16 @@ impl Work {
             Work::Many => "many",
             Work::FirstInstruction => "first",
             Work::Trivial => "trivial",
+            Work::Plain => "plain",
+            Work::Hang => "hang",
+            Work::Flood => "flood",
+            Work::Trickle => "trickle",
         }
     }
 }
 
 /// One file per kind of work; `N` is its branch.
-const WORKFLOWS: [(&str, &str); 4] = [
+const WORKFLOWS: [(&str, &str); 8] = [
     ("one", "runs_on: simulated\n    checkout: false\n    run: 'true'"),
     (
         "many",
@@ -53,7 +65,15 @@ const WORKFLOWS: [(&str, &str); 4] = [
         "runs_on: real\n    checkout: false\n    outputs: { at: '${{ steps.at.outputs.at }}' }\n    steps:\n      - { id: at, shell: bash, run: 'echo \"at=$EPOCHREALTIME\" >> \"$KICI_OUTPUT\"' }",
     ),
     ("trivial", "runs_on: real\n    run: 'true'"),
+    ("plain", "runs_on: real\n    checkout: false\n    run: 'true'"),
+    ("hang", "runs_on: real\n    checkout: false\n    run: 'setsid sleep 600 & exec sleep 600'"),
+    ("flood", FLOOD),
+    ("trickle", TRICKLE),
 ];
+
+/// Lines of 64 bytes.
+const FLOOD: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 16777216'";
+const TRICKLE: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 262144'";
 
 pub(crate) struct Node {
     binaries: PathBuf,
@@ -110,6 +130,7 @@ impl Node {
             ("KICI_AGENT_ID", "real".to_owned()),
             ("KICI_LABELS", "real".to_owned()),
             ("KICI_STATE_DIR", state.display().to_string()),
+            ("KICI_PORT", "0".to_owned()),
         ];
         Program::start("agent", kici(&self.binaries.join("kici-agent"), &variables), self.directory.path())
     }
@@ -211,8 +232,17 @@ fn launch(
 
 /// Resident memory of a program in MiB, as the kernel counts it (proc(5), `VmRSS`).
 pub(crate) fn resident(program: &Program) -> Result<f64> {
+    memory(program, "VmRSS:")
+}
+
+/// The most that was resident since its start (`VmHWM`).
+pub(crate) fn most_resident(program: &Program) -> Result<f64> {
+    memory(program, "VmHWM:")
+}
+
+fn memory(program: &Program, field: &'static str) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).context(field)?;
     let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
     Ok(kib / 1024.0)
 }

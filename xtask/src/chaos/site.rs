@@ -182,6 +182,7 @@ fn agent(binaries: &Path, directory: &Path, number: usize, token: &str, url: Str
         ("KICI_AGENT_ID", name.clone()),
         ("KICI_LABELS", "default".to_owned()),
         ("KICI_STATE_DIR", directory.join(&name).display().to_string()),
+        ("KICI_PORT", "0".to_owned()),
         // Every second one may have two jobs.
         ("KICI_AGENT_MAX_CONCURRENCY", (1 + number % 2).to_string()),
         ("KICI_LOG_FORMAT", "json".to_owned()),

@@ -153,6 +153,9 @@ impl Stack {
             // Whoever stops us wants to stop; runs were cancelled before.
             ("KICI_SHUTDOWN_GRACE_MS", "2000".to_owned()),
             ("KICI_PASS_ENV", PASSED.join(",")),
+            ("KICI_PORT", "0".to_owned()),
+            // The files are the developer's own, and so are the toolchains that steps fill.
+            ("KICI_HARDENING", "off".to_owned()),
         ];
         let home = std::env::home_dir().unwrap_or_default();
         for (variable, folder) in TOOLCHAIN {

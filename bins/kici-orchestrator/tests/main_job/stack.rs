@@ -212,6 +212,7 @@ impl Stack {
             .env("KICI_AGENT_TOKEN", token)
             .env("KICI_LABELS", "default")
             .env("KICI_STATE_DIR", self.dir.path().join(name))
+            .env("KICI_PORT", "0")
             .envs(more.iter().copied())
             .stdout(log_file(&log))
             .stderr(log_file(&log));

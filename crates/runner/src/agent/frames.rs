@@ -48,7 +48,7 @@ impl Agent {
                 .collect(),
             outbox_pending: self.post.pending(),
             capabilities: Vec::new(),
-            draining: self.draining,
+            draining: self.draining || self.resets.gave_up,
             keep_running_when_fenced: self.config.keep_running_when_fenced,
             os_release: kici_sys::host::os_release(),
             boot_id: kici_sys::host::boot_id().unwrap_or_default(),
@@ -63,6 +63,7 @@ impl Agent {
         // Register itself was number 1.
         self.link = Some(Link { out, seq: 1, heartbeat, last_heartbeat: Instant::now() });
         self.down = None;
+        self.note_scaler(ack);
         self.labels.clone_from(&ack.labels);
         if ack.recovery_window_ms > 0 {
             self.recovery_window = Duration::from_millis(ack.recovery_window_ms);
@@ -80,7 +81,7 @@ impl Agent {
         self.post.new_session();
         self.flush();
         self.sessions.send_replace(Some(session));
-        if self.draining || !self.degraded.is_empty() {
+        if self.draining || self.resets.running || !self.degraded.is_empty() {
             self.say_status();
         }
     }

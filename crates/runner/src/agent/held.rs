@@ -76,6 +76,7 @@ impl Agent {
 
     pub(super) fn on_offer(&mut self, offer: JobOffer) {
         let Some(job) = offer.job.clone() else { return };
+        self.note_offer();
         let key = match JobKey::try_from(&job) {
             Ok(key) => key,
             Err(error) => return self.reject(job, RejectReason::Unsupported, &error.to_string()),
@@ -118,8 +119,10 @@ impl Agent {
     /// Why no work is taken now.
     fn full(&self) -> Option<(RejectReason, String)> {
         let max = self.config.max_concurrency as usize;
-        if self.draining {
+        if self.draining || self.resets.gave_up {
             Some((RejectReason::Draining, String::new()))
+        } else if self.resets.running {
+            Some((RejectReason::Resetting, String::new()))
         } else if self.active() >= max {
             Some((RejectReason::Busy, format!("{max} of {max} jobs are held")))
         } else if self.post.len() > MAX_WAITING {
@@ -140,7 +143,11 @@ impl Agent {
             0 => self.config.max_log_size_bytes,
             bytes => bytes,
         };
-        let limits = Limits { max_step_bytes, max_unacked_bytes: self.config.log_spool_max_bytes };
+        let limits = Limits {
+            max_step_bytes,
+            max_unacked_bytes: self.config.log_spool_max_bytes,
+            pressure: self.config.pressure,
+        };
         let dir = self.state.spool_dir(key);
         let spool = Spool::create(&dir, limits)?;
         mark_spool(&dir, key)?;
@@ -168,6 +175,8 @@ impl Agent {
                 "host": kici_sys::host::hostname(),
                 "labels": self.labels,
             }),
+            host: Arc::clone(&self.host),
+            running: Mutex::default(),
             trees: Mutex::default(),
             services: Arc::clone(&self.services),
             remote: Arc::new(Remote::new(key, self.config.agent_token.clone(), self.sessions.subscribe())),
@@ -227,6 +236,7 @@ impl Agent {
             }
             JobEvent::Cleaned => {
                 self.forget(key);
+                self.reset_when_idle();
                 for offer in std::mem::take(&mut self.deferred) {
                     self.on_offer(offer);
                 }

@@ -1,9 +1,13 @@
 //! The agent: one task that owns the session, the jobs and the outbox, and decides everything from the events that reach it.
 
 mod after_cancel;
+mod condition;
 mod frames;
 mod held;
+mod http;
+mod idle;
 mod post;
+mod reset;
 mod signals;
 mod state;
 mod writer;
@@ -15,21 +19,27 @@ use std::time::Duration;
 
 use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
-use kici_protocol::agent::{AgentFrame, AgentStatus, Heartbeat, JobHeartbeat, JobOffer, agent_frame};
+use kici_protocol::agent::{AgentFrame, Heartbeat, JobHeartbeat, JobOffer, agent_frame};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::confine::Host;
 use crate::credentials::JobServices;
+use crate::doctor;
 use crate::job::{JobEvent, Posting};
 use crate::key::JobKey;
 use crate::outbox::Outbox;
 use crate::session::{self, Cut, LinkEvent, Session};
 use crate::stop::{Stop, strengthen};
 use held::Held;
+use http::Health;
+use idle::Scaler;
+use kici_telemetry::metrics::Metrics;
 use post::{Post, Settled};
+use reset::Resets;
 pub use signals::signals;
 pub use state::StartError;
 use state::State;
@@ -85,6 +95,7 @@ pub struct Agent {
     config: Arc<Config>,
     clock: Arc<dyn Clock>,
     state: State,
+    host: Arc<Host>,
     cluster: Option<String>,
     jobs: BTreeMap<JobKey, Held>,
     /// Offers of a newer epoch that wait for the end of the older one.
@@ -114,10 +125,13 @@ pub struct Agent {
     last_expiry: Instant,
     last_ask: Instant,
     degraded: Vec<String>,
+    resets: Resets,
+    scaler: Scaler,
+    health: watch::Sender<Health>,
 }
 
 impl Agent {
-    /// Runs an agent until it is told to stop or cannot go on.
+    /// Runs an agent until it is told to stop or cannot go on. `metrics` are served where the settings name a port.
     ///
     /// # Errors
     /// [`StartError`] when its directories cannot be used.
@@ -126,26 +140,40 @@ impl Agent {
         clock: Arc<dyn Clock>,
         mut signals: mpsc::Receiver<Signal>,
         services: Arc<dyn JobServices>,
+        metrics: Option<Metrics>,
     ) -> Result<Ended, StartError> {
         let config = Arc::new(config);
         let (open_config, open_clock) = (Arc::clone(&config), Arc::clone(&clock));
-        let opened = tokio::task::spawn_blocking(move || State::open(&open_config, &*open_clock)).await;
-        let (state, left) = match opened {
+        let opened = tokio::task::spawn_blocking(move || {
+            let host = Host::find(&open_config);
+            State::open(&open_config, &host, &*open_clock).map(|(state, left)| (state, left, host))
+        });
+        let (state, left, host) = match opened.await {
             Ok(opened) => opened?,
             Err(error) => return Ok(Ended { exit: 1, message: Some(error.to_string()) }),
         };
         kici_telemetry::name_instance(state.agent_id.as_str());
         tracing::info!(agent = %state.agent_id, url = config.orchestrator_url, "the agent starts");
+        let missing = doctor::missing(&config, &host);
+        if !missing.is_empty() {
+            tracing::warn!(missing = missing.join("; "), "jobs are not fully isolated; see kici-agent doctor");
+        }
         let (job_events, mut from_jobs) = mpsc::channel(EVENTS);
         let (postings, to_write) = mpsc::channel(POSTINGS);
         let (kept, mut from_writer) = mpsc::channel(EVENTS);
         let (link_events, mut from_link) = mpsc::channel(EVENTS);
-        let mut agent = Self::new(config, clock, state, (job_events, postings), services);
+        let (resets, mut from_reset) = Resets::new();
+        let listener = http::bind(config.listen).await.map_err(StartError::Listen)?;
+        let to_agent = (job_events, postings);
+        let mut agent = Self::new(config, clock, state, Arc::new(host), to_agent, services, resets);
         agent.take_over(left);
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         tasks.spawn(writer::run(to_write, Arc::clone(&agent.outbox), kept));
         tasks.spawn(session::keep(Arc::clone(&agent.config), Arc::clone(&agent.holding), link_events, stop.clone()));
+        if let Some(listener) = listener {
+            tasks.spawn(http::serve(listener, agent.health.subscribe(), metrics.clone()));
+        }
         let mut tick = tokio::time::interval(TICK);
         let ended = loop {
             let ended = tokio::select! {
@@ -153,8 +181,15 @@ impl Agent {
                 Some((job, event)) = from_jobs.recv() => { agent.on_job(job, event); None }
                 Some(kept) = from_writer.recv() => { agent.on_kept(kept); None }
                 Some(signal) = signals.recv() => { agent.on_signal(signal); None }
-                _ = tick.tick() => agent.on_tick(),
+                Some(ended) = from_reset.recv() => { agent.on_reset(ended); None }
+                _ = tick.tick() => {
+                    if let Some(metrics) = &metrics {
+                        metrics.upkeep();
+                    }
+                    agent.on_tick()
+                }
             };
+            agent.tell_health();
             if let Some(ended) = ended.or_else(|| agent.finished()) {
                 break ended;
             }
@@ -169,8 +204,10 @@ impl Agent {
         config: Arc<Config>,
         clock: Arc<dyn Clock>,
         state: State,
+        host: Arc<Host>,
         (job_events, postings): (mpsc::Sender<(JobKey, JobEvent)>, mpsc::Sender<Posting>),
         services: Arc<dyn JobServices>,
+        resets: Resets,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -198,9 +235,13 @@ impl Agent {
             last_expiry: now,
             last_ask: now,
             degraded: Vec::new(),
+            resets,
+            scaler: Scaler::default(),
+            health: watch::Sender::default(),
             config,
             clock,
             state,
+            host,
         }
     }
 
@@ -244,10 +285,18 @@ impl Agent {
             tracing::error!(job = %kept.job, why, "a result cannot be kept on disk; it is only sent");
             self.degrade(format!("outbox: {why}"));
         }
-        if kept.last
-            && let Some(held) = self.jobs.get_mut(&kept.job)
-        {
-            held.reported = true;
+        if kept.last {
+            if let Some(held) = self.jobs.get_mut(&kept.job) {
+                held.reported = true;
+            }
+            let result = kept.frames.iter().find_map(|frame| match &frame.frame {
+                Some(agent_frame::Frame::JobUpdate(update)) => Some(update.clone()),
+                _ => None,
+            });
+            if let Some(result) = result {
+                metrics::counter!("kici_agent_jobs_total", "status" => result.state.clone()).increment(1);
+                self.note_end(kept.job, &result);
+            }
         }
         self.post.add(&file, kept.job.to_ref(), kept.frames, kept.last);
         self.flush();
@@ -298,12 +347,21 @@ impl Agent {
             self.expire();
         }
         self.check_disk();
+        if self.jobs.is_empty() && kici_sys::process::may_have_strays() {
+            self.tasks.spawn_blocking(kici_sys::process::kill_strays);
+        }
+        self.reset_when_idle();
         None
     }
 
     /// An agent that drains is done when nothing is held and nothing waits.
-    fn finished(&self) -> Option<Ended> {
-        let done = self.draining && self.jobs.is_empty() && self.deferred.is_empty() && self.post.len() == 0;
+    fn finished(&mut self) -> Option<Ended> {
+        if self.is_idle_for_good() {
+            tracing::info!("there is no work for this agent; it ends");
+            return Some(Ended { exit: 0, message: None });
+        }
+        let held = !self.jobs.is_empty() || !self.deferred.is_empty() || self.resets.running;
+        let done = self.draining && !held && self.post.len() == 0;
         let logs = self.tasks.is_empty() || self.link.is_none();
         (done && logs).then_some(Ended { exit: 0, message: None })
     }
@@ -402,45 +460,6 @@ impl Agent {
                 outbox.bury(&file, "nobody took it for 7 days");
             }
         }
-    }
-
-    fn check_disk(&mut self) {
-        let mut degraded: Vec<String> =
-            self.degraded.iter().filter(|why| !why.starts_with("disk: ")).cloned().collect();
-        degraded.extend(self.disk_full());
-        if degraded != self.degraded {
-            self.degraded = degraded;
-            self.say_status();
-        }
-    }
-
-    fn disk_full(&self) -> Option<String> {
-        let paused = self.jobs.values().any(|held| held.spool.is_disk_full());
-        let free = |dir| kici_sys::host::disk_free_bytes(dir).ok();
-        let low = [self.config.state_dir.as_path(), &self.config.work_dir]
-            .into_iter()
-            .find_map(|dir| free(dir).filter(|free| *free < MIN_FREE_BYTES).map(|free| (dir, free)));
-        match low {
-            Some((dir, free)) => Some(format!("disk: {} MiB free in {}", free >> 20, dir.display())),
-            None => paused.then(|| "disk: full".to_owned()),
-        }
-    }
-
-    fn degrade(&mut self, why: String) {
-        if !self.degraded.contains(&why) {
-            self.degraded.push(why);
-            self.say_status();
-        }
-    }
-
-    fn say_status(&mut self) {
-        let status = AgentStatus {
-            active_jobs: u32::try_from(self.active()).unwrap_or(u32::MAX),
-            draining: self.draining,
-            resetting: false,
-            degraded: self.degraded.clone(),
-        };
-        self.send(agent_frame::Frame::AgentStatus(status));
     }
 
     /// Jobs that count against `max_concurrency`.

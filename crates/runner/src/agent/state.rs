@@ -4,12 +4,14 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kici_engine::ids::AgentId;
 use kici_engine::time::Clock;
 use kici_protocol::agent::{AgentFrame, agent_frame};
 
 use crate::config::Config;
+use crate::confine::{Host, let_through};
 use crate::job;
 use crate::journal::{Journal, Unfinished};
 use crate::key::JobKey;
@@ -30,6 +32,9 @@ pub enum StartError {
         /// Why not.
         error: io::Error,
     },
+    /// The port of health and metrics.
+    #[error("health and metrics cannot be served: {0}; set port to a free one, or to 0")]
+    Listen(io::Error),
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> StartError + '_ {
@@ -67,10 +72,16 @@ impl State {
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn open(config: &Config, clock: &dyn Clock) -> Result<(Self, Leftovers), StartError> {
+    pub fn open(config: &Config, host: &Host, clock: &dyn Clock) -> Result<(Self, Leftovers), StartError> {
         let dir = config.state_dir.clone();
         for path in [&dir, &dir.join("spool"), &dir.join("outbox"), &config.work_dir] {
             std::fs::create_dir_all(path).map_err(at(path))?;
+        }
+        if config.isolation.user.is_some() {
+            // The directories in them stay closed, but for those of jobs.
+            for path in [&dir, &config.work_dir] {
+                let_through(path).map_err(at(path))?;
+            }
         }
         let path = dir.join("lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(at(&path))?;
@@ -84,7 +95,7 @@ impl State {
         let path = dir.join("jobs.journal");
         let (journal, unfinished) = Journal::open(&path).map_err(at(&path))?;
         let state = Self { dir, agent_id, journal: Arc::new(journal), _lock: lock };
-        let leftovers = state.recover(config, unfinished, clock)?;
+        let leftovers = state.recover(config, host, unfinished, clock)?;
         Ok((state, leftovers))
     }
 
@@ -117,6 +128,7 @@ impl State {
     fn recover(
         &self,
         config: &Config,
+        host: &Host,
         unfinished: Vec<Unfinished>,
         clock: &dyn Clock,
     ) -> Result<Leftovers, StartError> {
@@ -127,8 +139,9 @@ impl State {
             left.outbox = Some((cluster, outbox));
         }
         for job in unfinished {
-            let killed: u32 = job.keepers.iter().map(|keeper| kici_sys::process::kill_leftovers(*keeper)).sum();
+            let mut killed: u32 = job.keepers.iter().map(|keeper| kici_sys::process::kill_leftovers(*keeper)).sum();
             let key = job.job;
+            killed += host.end_leftover(&key.file_name());
             tracing::warn!(job = %key, name = job.name, workflow = job.workflow, killed, "a job was held when the agent died");
             let _ = std::fs::remove_dir_all(config.work_dir.join(key.file_name()));
             let _ = std::fs::remove_dir_all(crate::credentials::socket_dir(config, key));
@@ -138,11 +151,18 @@ impl State {
             }
             self.journal.done(key).map_err(at(&self.dir))?;
         }
+        remove_old(&config.work_dir);
         let dir = self.dir.join("spool");
         for entry in std::fs::read_dir(&dir).map_err(at(&dir))?.flatten() {
             let path = entry.path();
             let key = std::fs::read(path.join("job.json")).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            match (key, Spool::recover(&path, Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX })) {
+            match (
+                key,
+                Spool::recover(
+                    &path,
+                    Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause },
+                ),
+            ) {
                 (Some(key), Ok(spool)) => left.spools.push((key, spool)),
                 (_, result) => {
                     tracing::error!(dir = %path.display(), error = ?result.err(), "a spool cannot be read and is left alone");
@@ -166,6 +186,23 @@ impl State {
             None => left.parcels.push((key, vec![frame])),
         }
         Ok(())
+    }
+}
+
+/// Deletes directories of jobs that nothing tells about any more. Their agent holds the lock on the state directory, and it is
+/// this one; others with the same `work_dir` may be at work, so only old ones go.
+fn remove_old(work_dir: &Path) {
+    const AGE: Duration = Duration::from_secs(24 * 3_600);
+    let is_old = |path: &Path| {
+        path.metadata().and_then(|meta| meta.modified()).is_ok_and(|at| at.elapsed().is_ok_and(|age| age > AGE))
+    };
+    let is_job = |path: &Path| path.join("workspace").is_dir() && path.join("scratch").is_dir();
+    for path in std::fs::read_dir(work_dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if is_job(&path) && is_old(&path) && is_old(&path.join("scratch")) {
+            tracing::info!(dir = %path.display(), "deleting the workspace of a job that is long over");
+            // It is tried again at the next start.
+            let _ = std::fs::remove_dir_all(&path);
+        }
     }
 }
 

@@ -50,7 +50,8 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let limits = Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX };
+        let limits =
+            Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause };
         let spool = Spool::create(&dir.path().join("spool"), limits).expect("made");
         Self { dir, spool, log: String::new() }
     }

@@ -51,6 +51,26 @@ keys! {
     "state_dir", "KICI_STATE_DIR", "state-dir", "what must outlive a restart (/var/lib/kici-agent)";
     "work_dir", "KICI_WORK_DIR", "work-dir", "workspaces (<state_dir>/work)";
     "runtime_dir", "KICI_RUNTIME_DIR", "runtime-dir", "sockets of jobs; a short path (/run/kici-agent)";
+    "execution_mode", "KICI_EXECUTION_MODE", "execution-mode", "where steps run: bare (bare)";
+    "hardening", "KICI_HARDENING", "hardening", "keep steps from what builds do not need: auto, off (auto)";
+    "writable_paths", "KICI_WRITABLE_PATHS", "writable-paths", "what hardened steps may write besides workspace and temporary files ($HOME)";
+    "sandbox", "KICI_SANDBOX", "sandbox", "run steps in namespaces of their own, by bwrap (false)";
+    "sandbox_network", "KICI_SANDBOX_NETWORK", "sandbox-network", "network of the sandbox: isolated, host (isolated)";
+    "sandbox_memory_bytes", "KICI_SANDBOX_MEMORY_BYTES", "sandbox-memory-bytes", "memory of a job, 0 is no limit (0)";
+    "sandbox_nano_cpus", "KICI_SANDBOX_NANO_CPUS", "sandbox-nano-cpus", "processor time of a job in billionths of a processor, 0 is no limit (0)";
+    "sandbox_user", "KICI_SANDBOX_USER", "sandbox-user", "user that steps run as, where the agent is root";
+    "orphan_cleanup", "KICI_AGENT_ORPHAN_CLEANUP", "orphan-cleanup", "end what a job leaves running (true)";
+    "between_jobs_reset_command", "KICI_AGENT_BETWEEN_JOBS_RESET_COMMAND", "between-jobs-reset-command", "command for sh between two jobs";
+    "between_jobs_reset_timeout_ms", "KICI_AGENT_BETWEEN_JOBS_RESET_TIMEOUT_MS", "between-jobs-reset-timeout-ms", "limit of that command (60000)";
+    "between_jobs_reset_run_on", "KICI_AGENT_BETWEEN_JOBS_RESET_RUN_ON", "between-jobs-reset-run-on", "after which jobs: always, on-failure (always)";
+    "drain_on_reset_failure", "KICI_AGENT_DRAIN_ON_RESET_FAILURE", "drain-on-reset-failure", "take no more work after failures of that command (false)";
+    "reset_failure_threshold", "KICI_AGENT_RESET_FAILURE_THRESHOLD", "reset-failure-threshold", "how many in a row (3)";
+    "scaler_managed", "KICI_SCALER_MANAGED", "scaler-managed", "a scaler started this agent; it ends without work (false)";
+    "scaler_idle_timeout_ms", "KICI_SCALER_IDLE_TIMEOUT", "scaler-idle-timeout-ms", "how long it stays without work (5000)";
+    "scaler_pending_dispatch_timeout_ms", "KICI_SCALER_PENDING_DISPATCH_TIMEOUT", "scaler-pending-dispatch-timeout-ms", "how long it waits for the job that it was started for (60000)";
+    "backpressure_mode", "KICI_BACKPRESSURE_MODE", "backpressure-mode", "when too much log waits: pause, drop (pause)";
+    "port", "KICI_PORT", "port", "port of health and metrics, 0 for none (8080)";
+    "bind", "KICI_BIND", "bind", "address of health and metrics (127.0.0.1)";
     "pass_env", "KICI_PASS_ENV", "pass-env", "further variables of the host that steps see, separated by commas";
 }
 

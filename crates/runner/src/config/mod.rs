@@ -1,7 +1,9 @@
 //! Settings of an agent: a flat `agent.toml`, then `KICI_*` variables, then flags; later wins. All mistakes are reported at
 //! once, each with the place it was read from.
 
+mod describe;
 mod keys;
+mod parts;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,6 +14,8 @@ use kici_engine::ids::AgentId;
 use secrecy::SecretString;
 
 pub use keys::{KEYS, Key};
+pub(crate) use parts::{BWRAP_HINT, program};
+pub use parts::{Hardening, Isolation, Listen, Pressure, Reset, ResetOn, Scaled};
 
 /// The settings of an agent.
 #[derive(Clone, Debug)]
@@ -60,6 +64,18 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// Variables of the host that steps see: the allow-list and `pass_env`.
     pub host_env: BTreeMap<String, String>,
+    /// What steps may do on this host.
+    pub isolation: Isolation,
+    /// What happens between two jobs.
+    pub reset: Reset,
+    /// What holds for an agent that a scaler started.
+    pub scaled: Scaled,
+    /// What happens to output that the orchestrator does not take.
+    pub pressure: Pressure,
+    /// Where health and metrics are served; `None` where they are not.
+    pub listen: Option<Listen>,
+    /// Files that hold the token.
+    pub private_files: Vec<PathBuf>,
 }
 
 /// One mistake.
@@ -135,34 +151,6 @@ impl Config {
             Some(config) if reader.problems.is_empty() => Ok(config),
             _ => Err(Problems(reader.problems)),
         }
-    }
-
-    /// The settings as lines `key = value`, without secrets.
-    pub fn describe(&self) -> String {
-        let ms = |duration: Duration| duration.as_millis().to_string();
-        let lines = [
-            ("orchestrator_url", self.orchestrator_url.clone()),
-            ("agent_id", self.agent_id.as_ref().map_or("(made at the first start)".into(), ToString::to_string)),
-            ("agent_token", if self.agent_token.is_some() { "(set)".into() } else { "(none)".into() }),
-            ("labels", self.labels.join(",")),
-            ("max_concurrency", self.max_concurrency.to_string()),
-            ("log_level", self.log_level.clone()),
-            ("default_step_timeout_ms", ms(self.default_step_timeout)),
-            ("max_grace_period_ms", ms(self.max_grace_period)),
-            ("shutdown_grace_ms", ms(self.shutdown_grace)),
-            ("git.timeout_ms", ms(self.git_timeout)),
-            ("git.allow_insecure_http", self.git_allow_insecure_http.to_string()),
-            ("git.inherit_host_helpers", self.git_inherit_host_helpers.to_string()),
-            ("log_spool_max_bytes", self.log_spool_max_bytes.to_string()),
-            ("max_log_size_bytes", self.max_log_size_bytes.to_string()),
-            ("job_heartbeat_interval_ms", ms(self.job_heartbeat_interval)),
-            ("keep_running_when_fenced", self.keep_running_when_fenced.to_string()),
-            ("state_dir", self.state_dir.display().to_string()),
-            ("work_dir", self.work_dir.display().to_string()),
-            ("runtime_dir", self.runtime_dir.display().to_string()),
-            ("host variables of steps", self.host_env.keys().cloned().collect::<Vec<_>>().join(" ")),
-        ];
-        lines.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
     }
 }
 
@@ -254,13 +242,13 @@ impl Reader {
         Duration::from_millis(self.number(name, default, 1, 10 * 365 * 24 * 3_600_000))
     }
 
-    fn boolean(&mut self, name: &str) -> bool {
+    fn boolean(&mut self, name: &str, default: bool) -> bool {
         let parse = |text: &str| match text {
             "true" | "1" => Ok(true),
             "false" | "0" => Ok(false),
             _ => Err(format!("`{text}` is not true, false, 1 or 0")),
         };
-        self.parsed(name, parse).unwrap_or(false)
+        self.parsed(name, parse).unwrap_or(default)
     }
 
     fn token(&mut self) -> Option<SecretString> {
@@ -298,6 +286,13 @@ impl Reader {
         let work_dir = self.parsed("work_dir", keys::directory).unwrap_or_else(|| state_dir.join("work"));
         let runtime_dir = self.parsed("runtime_dir", keys::directory);
         let runtime_dir = runtime_dir.unwrap_or_else(|| keys::default_runtime_dir(env, &state_dir));
+        let mut host_env = self.host_env(env);
+        let isolation = self.isolation(env);
+        if let Some(user) = &isolation.user {
+            host_env.insert("HOME".to_owned(), user.home.display().to_string());
+            host_env.insert("USER".to_owned(), user.name.clone());
+            host_env.insert("SHELL".to_owned(), user.shell.display().to_string());
+        }
         Some(Config {
             agent_id: self.parsed("agent_id", |text| AgentId::new(text).map_err(|error| error.to_string())),
             agent_token: self.token(),
@@ -315,8 +310,14 @@ impl Reader {
             log_spool_max_bytes: self.number("log_spool_max_bytes", 256 << 20, 1 << 16, 1 << 50),
             max_log_size_bytes: self.number("max_log_size_bytes", 512 << 20, 0, 1 << 50),
             job_heartbeat_interval: self.millis("job_heartbeat_interval_ms", 60_000),
-            keep_running_when_fenced: self.boolean("keep_running_when_fenced"),
-            host_env: self.host_env(env),
+            keep_running_when_fenced: self.boolean("keep_running_when_fenced", false),
+            host_env,
+            isolation,
+            reset: self.reset(),
+            scaled: self.scaled(),
+            pressure: self.parsed("backpressure_mode", parts::pressure).unwrap_or_default(),
+            listen: self.listen(),
+            private_files: self.private_files(),
             state_dir,
             work_dir,
             runtime_dir,

@@ -3,6 +3,7 @@
 mod git;
 mod remote;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use kici_protocol::agent::{GitAccess, GitHost};
 use sha2::{Digest, Sha256};
 
 use crate::config::Config;
+use crate::confine::JobConfinement;
 use crate::key::JobKey;
 use crate::mask::Masker;
 
@@ -46,6 +48,8 @@ pub trait JobDoor: Send + Sync {
 pub struct Opening {
     /// The directory to make for it.
     pub dir: PathBuf,
+    /// The user of its steps, who may talk to it.
+    pub uid: u32,
     /// What git may ask about.
     pub git: GitAccess,
     /// Where credentials come from.
@@ -83,7 +87,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Opens the socket of a job, and puts the command `kici` into `dir/bin`. None when the job gets no credentials.
+    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when the job gets no credentials.
     ///
     /// # Errors
     /// A message for the job.
@@ -99,7 +103,7 @@ impl Access {
         let allowed = |host: &GitHost| host.protocol == "https" || config.git_allow_insecure_http;
         let insecure: Vec<String> = git.hosts.extract_if(.., |host| !allowed(host)).map(|host| host.host).collect();
         let urls = git.hosts.iter().map(|host| format!("{}://{}", host.protocol, host.host)).collect();
-        let bin = dir.join("bin");
+        let bin = dir.join("scratch/bin");
         let link = || {
             std::fs::create_dir_all(&bin)?;
             std::os::unix::fs::symlink(program, bin.join("kici"))
@@ -111,6 +115,19 @@ impl Access {
         let door = services.open(opening(socket_dir(config, job), git)).await?;
         let helper = HelperConfig::new(program, door.socket(), urls, config.git_inherit_host_helpers);
         Ok(Some(Self { door, helper, bin, insecure }))
+    }
+
+    /// Lets the user of the steps reach the socket and the command.
+    ///
+    /// # Errors
+    /// When one of them cannot be changed.
+    pub fn give(&self, confine: &JobConfinement) -> io::Result<()> {
+        let own = self.socket().parent();
+        for dir in [own.and_then(Path::parent), own.and_then(|own| own.parent()?.parent())].into_iter().flatten() {
+            confine.open_way(dir)?;
+        }
+        own.map_or(Ok(()), |own| confine.give_all(own))?;
+        confine.give_all(&self.bin)
     }
 
     /// Path of the socket.

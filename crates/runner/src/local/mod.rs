@@ -280,7 +280,8 @@ impl Job<'_> {
             empty
         };
         let job_facing = job_facing(self.scope.run.id, JobId::mint(&*self.settings.ids), &spec, &scratch)?;
-        let limits = Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES };
+        let limits =
+            Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES, pressure: crate::config::Pressure::Pause };
         let spool = Spool::create(&dir.join("spool"), limits)?;
         Ok(Ok(steps::Job {
             workspace,
@@ -293,6 +294,8 @@ impl Job<'_> {
             spool,
             clock: Arc::clone(&self.settings.clock),
             step_timeout: self.settings.step_timeout,
+            confine: Arc::default(),
+            orphan_cleanup: true,
             deadline: definition.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
             spec,
         }))

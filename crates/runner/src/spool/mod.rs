@@ -12,6 +12,7 @@ use kici_protocol::agent::StepKey;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use crate::config::Pressure;
 use crate::key::{parse_step_file_name, step_file_name};
 pub use writer::StepLog;
 
@@ -20,8 +21,10 @@ pub use writer::StepLog;
 pub struct Limits {
     /// Bytes of one step's log; 0 is no limit. The first half and the newest half are kept.
     pub max_step_bytes: u64,
-    /// Unacknowledged bytes of the job at which its commands are paused.
+    /// Unacknowledged bytes of the job at which its commands are paused, or what they write is left out.
     pub max_unacked_bytes: u64,
+    /// Which of the two.
+    pub pressure: Pressure,
 }
 
 /// How the stream of a step ended.

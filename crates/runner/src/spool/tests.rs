@@ -4,7 +4,8 @@ use crate::lines::Lines;
 use kici_engine::time::Ts;
 
 const AT: Ts = Ts::from_micros(5);
-const WIDE: Limits = Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX };
+const WIDE: Limits =
+    Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause };
 
 fn lines(text: &str) -> Lines {
     let mut lines = Lines::default();
@@ -127,4 +128,24 @@ async fn what_a_dead_process_left_is_ended_at_a_whole_line() {
     assert!(matches!(spool.next(16, u64::MAX), Ok(Next::Done)));
     spool.delete();
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_left_out_counted_and_said_where_that_is_asked_for() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let limits = Limits { max_unacked_bytes: 20, pressure: crate::config::Pressure::Drop, ..WIDE };
+    let spool = Spool::create(&dir.path().join("s"), limits).expect("made");
+    let mut step = spool.open(&step_key(0)).await.expect("opened");
+    step.append(&lines("one\ntwo\nthree")).await.expect("written");
+    step.append(&lines("four\nfive")).await.expect("left out");
+    step.append(&lines("six")).await.expect("left out");
+    let first = drain(&spool);
+    step.append(&lines("seven")).await.expect("written");
+    let seal = step.close(AT).await.expect("closed");
+    spool.close();
+    let sent: String = first.into_iter().chain(drain(&spool)).map(|(_, text)| text).collect();
+    let texts: Vec<&str> = sent.lines().filter_map(|line| line.splitn(3, ' ').nth(2)).collect();
+    let marker = "[3 lines dropped, 26 bytes: the orchestrator did not take them in time]";
+    assert_eq!(texts, ["one", "two", "three", marker, "seven"]);
+    assert_eq!((seal.lines, seal.missing_lines, seal.missing_bytes), (5, 3, 26));
 }

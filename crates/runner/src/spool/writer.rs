@@ -12,6 +12,7 @@ use std::time::Duration;
 use kici_engine::time::Ts;
 
 use super::{Seal, Spool};
+use crate::config::Pressure;
 use crate::lines::Lines;
 
 /// A full disk is tried again after this long.
@@ -29,6 +30,10 @@ pub struct StepLog {
     written: u64,
     lines: u64,
     tail: Option<Tail>,
+    /// What was left out since the last line that was kept, for want of room: lines, bytes, and when it began.
+    left_out: Option<(u64, u64, Ts)>,
+    /// All that was left out for want of room: lines and bytes.
+    missing: (u64, u64),
 }
 
 #[derive(Debug)]
@@ -49,10 +54,11 @@ struct Segment {
 
 impl StepLog {
     pub(super) fn new(spool: Arc<Spool>, index: usize, file: Arc<File>, path: PathBuf) -> Self {
-        Self { spool, index, file, path, written: 0, lines: 0, tail: None }
+        Self { spool, index, file, path, written: 0, lines: 0, tail: None, left_out: None, missing: (0, 0) }
     }
 
-    /// Appends finished lines. Waits while too much is unacknowledged or the disk is full: nothing is dropped for that.
+    /// Appends finished lines. While too much is unacknowledged it waits, or leaves them out, as the limits say; while the disk
+    /// is full it waits.
     ///
     /// # Errors
     /// When the file cannot be written for another reason than a full disk.
@@ -64,7 +70,12 @@ impl StepLog {
             let fits = if half == 0 { rest.len() } else { whole_lines(rest, half.saturating_sub(self.written)) };
             let (head, over) = rest.split_at(fits);
             let head_lines = if over.is_empty() { count } else { newlines(head) };
+            if self.spool.limits.pressure == Pressure::Drop && !self.has_room() {
+                self.leave_out(count, rest);
+                return Ok(());
+            }
             self.wait_for_room().await;
+            self.say_left_out().await?;
             self.write(head).await?;
             self.lines += head_lines;
             (rest, count) = (over, count - head_lines);
@@ -81,8 +92,11 @@ impl StepLog {
     /// When the rest cannot be written.
     pub async fn close(mut self, at: Ts) -> io::Result<Seal> {
         let mut seal = Seal::default();
+        self.say_left_out().await?;
+        (seal.missing_lines, seal.missing_bytes) = self.missing;
         if let Some(mut tail) = self.tail.take() {
-            (seal.missing_bytes, seal.missing_lines) = (tail.dropped_bytes, tail.dropped_lines);
+            seal.missing_bytes += tail.dropped_bytes;
+            seal.missing_lines += tail.dropped_lines;
             if tail.dropped_lines > 0 {
                 let mut marker = Lines::default();
                 let (bytes, lines) = (tail.dropped_bytes, tail.dropped_lines);
@@ -106,12 +120,48 @@ impl StepLog {
         Ok(seal)
     }
 
+    fn has_room(&self) -> bool {
+        self.spool.unacked() < self.spool.limits.max_unacked_bytes
+    }
+
+    fn leave_out(&mut self, lines: u64, bytes: &[u8]) {
+        let size = bytes.len() as u64;
+        let left = self.left_out.get_or_insert_with(|| {
+            metrics::counter!("kici_agent_log_backpressure_events_total").increment(1);
+            (0, 0, time_of(bytes))
+        });
+        (left.0, left.1) = (left.0 + lines, left.1 + size);
+        self.missing = (self.missing.0 + lines, self.missing.1 + size);
+        metrics::counter!("kici_agent_log_lines_dropped_total", "mode" => "backpressure").increment(lines);
+    }
+
+    /// A line in the place of what was left out.
+    async fn say_left_out(&mut self) -> io::Result<()> {
+        let Some((lines, bytes, at)) = self.left_out.take() else { return Ok(()) };
+        let mut marker = Lines::default();
+        marker.say(at, &format!("[{lines} lines dropped, {bytes} bytes: the orchestrator did not take them in time]"));
+        self.write(&marker.bytes).await?;
+        self.lines += 1;
+        Ok(())
+    }
+
     async fn wait_for_room(&self) {
+        if self.has_room() {
+            return;
+        }
+        metrics::counter!("kici_agent_log_backpressure_events_total").increment(1);
+        let held_back = metrics::gauge!("kici_agent_log_backpressure_active");
+        held_back.increment(1.0);
+        self.room().await;
+        held_back.decrement(1.0);
+    }
+
+    async fn room(&self) {
         loop {
             let room = self.spool.room.notified();
             tokio::pin!(room);
             room.as_mut().enable();
-            if self.spool.unacked() < self.spool.limits.max_unacked_bytes {
+            if self.has_room() {
                 return;
             }
             room.await;
@@ -195,9 +245,11 @@ impl Drop for StepLog {
         if self.spool.lock().steps[self.index].seal.is_some() {
             return;
         }
-        let mut seal = Seal { offset: self.written, lines: self.lines, ..Seal::default() };
+        let (missing_lines, missing_bytes) = self.missing;
+        let mut seal = Seal { offset: self.written, lines: self.lines, missing_bytes, missing_lines };
         if let Some(tail) = self.tail.take() {
-            (seal.missing_bytes, seal.missing_lines) = (tail.dropped_bytes, tail.dropped_lines);
+            seal.missing_bytes += tail.dropped_bytes;
+            seal.missing_lines += tail.dropped_lines;
             for segment in tail.segments {
                 seal.missing_bytes += segment.bytes;
                 seal.missing_lines += segment.lines;
@@ -292,6 +344,12 @@ fn recover_tail(path: &Path, file: &File, seal: &mut Seal) -> io::Result<()> {
 
 fn seal_path(path: &Path) -> PathBuf {
     path.with_extension("seal")
+}
+
+/// When the first line was written.
+fn time_of(lines: &[u8]) -> Ts {
+    let digits = lines.split(|b| *b == b' ').next().unwrap_or_default();
+    Ts::from_micros(std::str::from_utf8(digits).ok().and_then(|text| text.parse().ok()).unwrap_or_default())
 }
 
 fn newlines(bytes: &[u8]) -> u64 {

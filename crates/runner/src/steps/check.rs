@@ -40,6 +40,8 @@ impl Run<'_> {
         let drift_file = attempt.dir.join("drift");
         std::fs::create_dir_all(&attempt.dir)?;
         std::fs::File::create(&drift_file)?;
+        self.job.confine.open_way(&attempt.dir)?;
+        self.job.confine.give(&drift_file)?;
         let file = Some(drift_file.as_path());
         let looked = self.script(attempt, "check", &check.script, file, log, trees, reporter, stop).await?;
         let drift = self.drift_text(&drift_file, log).await?;

@@ -180,7 +180,9 @@ impl Run<'_> {
     /// Makes the files of a script, and waits for that while the disk is full.
     pub(super) async fn files_with_space(&self, dir: &Path, script: &str) -> Result<StepFiles, Refused> {
         loop {
-            let error = match StepFiles::create(dir, script) {
+            let made = StepFiles::create(dir, script);
+            let given = made.and_then(|files| files.give(dir, &self.job.confine).map(|()| files));
+            let error = match given {
                 Ok(files) => return Ok(files),
                 Err(error) => error,
             };
@@ -211,7 +213,7 @@ impl Run<'_> {
         env.extend(facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
         let path = env.get("PATH").map_or("", String::as_str);
         let (program, args) = shell::command(base.shell.as_ref(), &files.script, path);
-        Spawn { program, args, env: to_os(&env), cwd: base.cwd.clone() }
+        Spawn { program, args, env: to_os(&env), cwd: base.cwd.clone(), ..Spawn::default() }
     }
 
     /// Starts a process and follows it to its end. The inner error is words for why it did not start.
@@ -224,7 +226,8 @@ impl Run<'_> {
         reporter: &dyn Reporter,
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Result<Ended, String>> {
-        let (mut tree, pipes) = match Tree::spawn(spawn) {
+        let confined = self.job.confine.apply(spawn.clone());
+        let (mut tree, pipes) = match confined.and_then(|confined| Tree::spawn(&confined)) {
             Ok(started) => started,
             Err(error) => return Ok(Err(format!("cannot start `{}`: {error}", spawn.program.to_string_lossy()))),
         };

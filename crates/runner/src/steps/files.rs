@@ -4,6 +4,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::confine::JobConfinement;
+
 /// A larger file is ignored, with a line in the log.
 pub const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
@@ -43,6 +45,15 @@ impl StepFiles {
         io::Write::write_all(&mut file, script.as_bytes())?;
         Ok(files)
     }
+
+    /// Gives the files and their directory to the user of the step.
+    ///
+    /// # Errors
+    /// When they cannot be changed.
+    pub fn give(&self, dir: &Path, confine: &JobConfinement) -> io::Result<()> {
+        let all = [dir, &self.output, &self.env, &self.path, &self.summary, &self.script];
+        all.iter().try_for_each(|path| confine.give(path))
+    }
 }
 
 /// What a step wrote into one of its files.
@@ -52,12 +63,13 @@ impl StepFiles {
 pub fn read(path: &Path) -> Result<String, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
     let refuse = |why: &str| format!("$KICI_{name} was ignored: {why}");
-    let Ok(meta) = path.symlink_metadata() else { return Ok(String::new()) };
-    if !meta.is_file() {
-        return Err(refuse("it is not a plain file any more"));
-    }
+    let file = match kici_sys::host::open_plain(path) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Err(refuse("it is not a plain file any more")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) => return Err(refuse(&error.to_string())),
+    };
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(|error| refuse(&error.to_string()))?;
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| refuse(&error.to_string()))?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(refuse("it is larger than 1 MiB"));

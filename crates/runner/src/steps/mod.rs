@@ -27,11 +27,13 @@ use kici_engine::jobspec::JobSpec;
 use kici_engine::lock::Value;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_engine::time::Clock;
+use kici_sys::cgroup::Usage;
 use kici_sys::process::Tree;
 use serde_json::{Map, Value as Json, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::confine::JobConfinement;
 use crate::mask::Masker;
 use crate::ports::Reporter;
 use crate::spool::Spool;
@@ -72,6 +74,10 @@ pub struct Job {
     pub step_timeout: Duration,
     /// When the job is over.
     pub deadline: Option<Instant>,
+    /// What its commands are confined by.
+    pub confine: Arc<JobConfinement>,
+    /// Whether what it leaves running is ended with it.
+    pub orphan_cleanup: bool,
 }
 
 /// How a job ended.
@@ -95,6 +101,8 @@ pub struct Outcome {
     pub strays_killed: u32,
     /// The job is somebody else's: nothing may be reported.
     pub abandoned: bool,
+    /// What it used, where that is counted.
+    pub usage: Usage,
 }
 
 impl Outcome {
@@ -110,7 +118,22 @@ impl Outcome {
             failed_step: String::new(),
             strays_killed: 0,
             abandoned: false,
+            usage: Usage::default(),
         }
+    }
+
+    /// The same end, judged by what the job used: a failure for want of memory is one of its own kind.
+    #[must_use]
+    pub fn with_usage(self, usage: Usage) -> Self {
+        let failed = self.status == JobStatus::Failed
+            && matches!(self.reason, Some(FailureReason::StepFailed | FailureReason::InitFailed));
+        if !failed || usage.oom_kills == 0 {
+            return Self { usage, ..self };
+        }
+        let mib = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), |bytes| (bytes >> 20).to_string());
+        let (limit, peak) = (mib(usage.memory_limit_bytes), mib(usage.peak_memory_bytes));
+        let message = format!("{}; the job was over its memory limit of {limit} MiB (peak {peak} MiB)", self.message);
+        Self { usage, message, reason: Some(FailureReason::OomKilled), ..self }
     }
 
     /// What a stopped job ends as.
@@ -341,8 +364,10 @@ impl<'a> Run<'a> {
     }
 
     async fn end(mut self, mut outcome: Outcome) -> Outcome {
-        for tree in &mut self.trees {
-            outcome.strays_killed += tree.kill().await;
+        if self.job.orphan_cleanup || outcome.status == JobStatus::Cancelled {
+            for tree in &mut self.trees {
+                outcome.strays_killed += tree.kill().await;
+            }
         }
         outcome
     }
@@ -354,7 +379,7 @@ fn limit_of(limit: Duration, after_stop: bool) -> Duration {
 }
 
 /// How a command ended, in words.
-fn describe(status: std::process::ExitStatus) -> String {
+pub(crate) fn describe(status: std::process::ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),

@@ -90,10 +90,15 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
         git_config: Vec::new(),
         agent: json!({ "os": "linux" }),
         masker: Arc::new(Masker::new(["s3cr3t"])),
-        spool: Spool::create(&dir.path().join("spool"), Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX })
-            .expect("made"),
+        spool: Spool::create(
+            &dir.path().join("spool"),
+            Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause },
+        )
+        .expect("made"),
         clock: Arc::new(ManualClock::new(Ts::from_micros(1))),
         step_timeout: Duration::from_secs(60),
+        confine: Arc::default(),
+        orphan_cleanup: true,
         deadline: None,
     }
 }
@@ -282,4 +287,25 @@ async fn only_allowed_variables_reach_a_step() {
         lines[1].trim(),
         "o CI FORCE_COLOR KICI KICI_ENV KICI_JOB_NAME KICI_OUTPUT KICI_PATH KICI_SUMMARY PATH PWD"
     );
+}
+
+#[test]
+fn a_failure_for_want_of_memory_is_one_of_its_own_kind() {
+    let usage = |oom_kills| kici_sys::cgroup::Usage {
+        oom_kills,
+        peak_memory_bytes: Some(64 << 20),
+        memory_limit_bytes: Some(64 << 20),
+    };
+    let failed = |reason| Outcome::new(JobStatus::Failed, Some(reason), "exit code 2");
+    let cases = [
+        (failed(FailureReason::StepFailed), 1, Some(FailureReason::OomKilled)),
+        (failed(FailureReason::StepFailed), 0, Some(FailureReason::StepFailed)),
+        (failed(FailureReason::StepTimeout), 1, Some(FailureReason::StepTimeout)),
+        (Outcome::new(JobStatus::Success, None, ""), 1, None),
+    ];
+    for (outcome, kills, reason) in cases {
+        assert_eq!(outcome.with_usage(usage(kills)).reason, reason);
+    }
+    let outcome = failed(FailureReason::StepFailed).with_usage(usage(1));
+    assert_eq!(outcome.message, "exit code 2; the job was over its memory limit of 64 MiB (peak 64 MiB)");
 }

@@ -49,6 +49,8 @@ pub struct Shared {
     /// Starts are granted by themselves.
     pub grants: AtomicBool,
     pub recovery_window_ms: AtomicU64,
+    /// Agents are told that a job is on its way to them.
+    pub pending_dispatch: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -364,6 +366,7 @@ impl Service {
                     agent_id: register.agent_id.clone(),
                     session_id: format!("session-{seq}-{}", uuid::Uuid::from_u128(u128::from(seq))),
                     cluster_id: "cluster".into(),
+                    pending_dispatch: self.shared.pending_dispatch.load(Ordering::SeqCst),
                     recovery_window_ms: self.shared.recovery_window_ms.load(Ordering::SeqCst),
                     job_verdicts: std::mem::take(&mut *self.shared.verdicts.lock().expect("lock")),
                     ..RegisterAck::default()

@@ -3,12 +3,13 @@
 
 use std::ffi::{CString, OsStr, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 
 use nix::libc;
 
 use super::Spawn;
+use crate::confine::{Confinement, KEEPER, NOT_KEEPER, is_comparison};
 
 /// Enough for a few system calls in a row.
 const STACK_BYTES: usize = 64 * 1024;
@@ -22,6 +23,42 @@ pub(super) struct Image {
     envp: Vec<usize>,
     _texts: Vec<CString>,
     stack: Vec<u8>,
+    confine: Confine,
+}
+
+/// The confinement in the form in which the system calls take it. The descriptors belong to the `Spawn`.
+struct Confine {
+    files: Option<RawFd>,
+    group: Option<RawFd>,
+    filter: Vec<libc::sock_filter>,
+    user: Option<(u32, u32, Vec<u32>)>,
+    drop_capabilities: bool,
+    keep: Vec<RawFd>,
+}
+
+impl Confine {
+    fn new(of: &Confinement, group: Option<RawFd>) -> Self {
+        Self {
+            files: of.files.as_ref().map(|files| files.raw()),
+            group,
+            filter: of.calls.as_ref().map(|calls| calls.program.clone()).unwrap_or_default(),
+            user: of.user.as_ref().map(|user| (user.uid, user.gid, user.groups.clone())),
+            drop_capabilities: of.drop_capabilities,
+            keep: of.keep.iter().map(|fd| fd.as_raw_fd()).collect(),
+        }
+    }
+
+    /// Puts the keeper, which is this process, into the places that stand for it. Allocates nothing.
+    fn name_keeper(&mut self) {
+        let keeper = std::process::id();
+        for instruction in self.filter.iter_mut().filter(|i| is_comparison(i.code)) {
+            match instruction.k {
+                KEEPER => instruction.k = keeper,
+                NOT_KEEPER => instruction.k = keeper.wrapping_neg(),
+                _ => {}
+            }
+        }
+    }
 }
 
 /// What the command's side of the split works with.
@@ -51,7 +88,8 @@ impl Image {
         }
         let addresses = |texts: &[CString]| texts.iter().map(|t| t.as_ptr() as usize).chain([0]).collect();
         let (argv, envp) = (addresses(&texts[..args]), addresses(&texts[args..]));
-        Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES] })
+        let confine = Confine::new(&spawn.confine, spawn.group.as_ref().map(|group| group.procs()));
+        Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES], confine })
     }
 }
 
@@ -59,6 +97,7 @@ impl Image {
 /// the page tables would cost more than all the rest. This process becomes the keeper and returns only when the command
 /// cannot be executed. `report` gets the pid of the command and later its wait status, 4 bytes each in native order.
 pub(super) fn split(report: RawFd, image: &mut Image) -> io::Result<()> {
+    image.confine.name_keeper();
     let top = image.stack.as_mut_ptr_range().end;
     let mut start = Start { image, error: 0 };
     // SAFETY: setsid(2) and prctl(2) take plain numbers. clone(2) runs `execute` on a stack of its own, aligned down to 16
@@ -89,7 +128,8 @@ extern "C" fn execute(start: *mut c_void) -> c_int {
         let start = &mut *start.cast::<Start<'_>>();
         libc::setsid();
         libc::umask(0o022);
-        if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
+        let confined = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && confine(&start.image.confine);
+        if !confined {
             start.error = *libc::__errno_location();
             return 127;
         }
@@ -109,6 +149,75 @@ extern "C" fn execute(start: *mut c_void) -> c_int {
         // Written only now: after a successful exec it must still read 0.
         start.error = error;
         127
+    }
+}
+
+/// Capabilities that ordinary builds of root need (capabilities(7)): those that containers usually have.
+const KEPT_CAPABILITIES: u64 = 1 << 0 // chown
+    | 1 << 1 // dac_override
+    | 1 << 3 // fowner
+    | 1 << 4 // fsetid
+    | 1 << 5 // kill
+    | 1 << 6 // setgid
+    | 1 << 7 // setuid
+    | 1 << 8 // setpcap
+    | 1 << 10 // net_bind_service
+    | 1 << 13 // net_raw
+    | 1 << 18 // sys_chroot
+    | 1 << 27 // mknod
+    | 1 << 29 // audit_write
+    | 1 << 31; // setfcap
+const LAST_CAPABILITY: u32 = 63;
+
+/// Confines this process, which keeps no descriptor above 2 but those named. False when something cannot be put into force;
+/// errno says why.
+///
+/// # Safety
+/// Only in the side of the command: it changes the process for good.
+unsafe fn confine(confine: &Confine) -> bool {
+    // SAFETY: all calls are async-signal-safe and take numbers, or addresses of memory that outlives them. The raw calls do
+    // not concern other threads, as those of the C library would.
+    unsafe {
+        if let Some(group) = confine.group
+            && libc::write(group, c"0".as_ptr().cast(), 1) != 1
+        {
+            return false;
+        }
+        // Whoever started this program may have left descriptors open in it. Before Linux 5.11 they are passed on.
+        libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        for fd in &confine.keep {
+            if libc::fcntl(*fd, libc::F_SETFD, 0) != 0 {
+                return false;
+            }
+        }
+        if confine.drop_capabilities {
+            libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+            for capability in (0..=LAST_CAPABILITY).filter(|at| KEPT_CAPABILITIES & (1 << at) == 0) {
+                // Refused to all who have none that could be dropped, and past the kernel's last one.
+                libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
+            }
+        }
+        if let Some((uid, gid, groups)) = &confine.user
+            && (libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) != 0
+                || libc::syscall(libc::SYS_setresgid, *gid, *gid, *gid) != 0
+                || libc::syscall(libc::SYS_setresuid, *uid, *uid, *uid) != 0)
+        {
+            return false;
+        }
+        if let Some(files) = confine.files
+            && libc::syscall(libc::SYS_landlock_restrict_self, files, 0) != 0
+        {
+            return false;
+        }
+        if !confine.filter.is_empty() {
+            let Ok(len) = u16::try_from(confine.filter.len()) else { return false };
+            let program = libc::sock_fprog { len, filter: confine.filter.as_ptr().cast_mut() };
+            let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
+            if libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) != 0 {
+                return false;
+            }
+        }
+        true
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod keeper;
 mod proc_fs;
+mod strays;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -14,6 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -23,14 +25,17 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, ChildStderr, ChildStdout};
 
+use crate::cgroup::StepGroup;
+use crate::confine::Confinement;
 pub use proc_fs::{ProcessId, descendants};
+pub use strays::{adopt_strays, kill_strays, may_have_strays};
 
 /// How often a tree is searched while it is being ended.
 const SWEEP: Duration = Duration::from_millis(2);
 /// Sweeps that [`Tree::kill`] makes at most: what survives them cannot be killed (uninterruptible sleep).
 const MAX_SWEEPS: u32 = 2_500;
 
-/// A command to start. Its standard input is empty; of the descriptors of this process it gets none.
+/// A command to start. Its standard input is empty; of the descriptors of this process it gets those of its confinement.
 #[derive(Clone, Debug, Default)]
 pub struct Spawn {
     /// The program, looked up in the `PATH` of `env`.
@@ -41,6 +46,12 @@ pub struct Spawn {
     pub env: Vec<(OsString, OsString)>,
     /// Where it starts.
     pub cwd: PathBuf,
+    /// What it may not do.
+    pub confine: Confinement,
+    /// The group of processes that it is put into.
+    pub group: Option<Arc<StepGroup>>,
+    /// The program only starts the command, two processes further down, and must outlive it: SIGTERM passes it by.
+    pub is_wrapper: bool,
 }
 
 impl Spawn {
@@ -68,6 +79,8 @@ pub struct Tree {
     status: pipe::Receiver,
     partial: Vec<u8>,
     exit: Option<ExitStatus>,
+    group: Option<Arc<StepGroup>>,
+    is_wrapper: bool,
 }
 
 impl Tree {
@@ -86,7 +99,12 @@ impl Tree {
         // SAFETY: `split` runs in the forked child before exec and makes only async-signal-safe calls; `report` is open
         // there, because `write` lives until after the spawn.
         unsafe { command.pre_exec(move || keeper::split(report, &mut image)) };
-        let mut keeper = tokio::process::Command::from(command).spawn()?;
+        let mut keeper = {
+            let mut known = strays::lock();
+            let keeper = tokio::process::Command::from(command).spawn()?;
+            strays::know(&mut known, keeper.id());
+            keeper
+        };
         drop(write);
         let command = read_pid(&read)?;
         let keeper_pid = keeper.id().and_then(|id| i32::try_from(id).ok()).ok_or_else(already_gone)?;
@@ -101,6 +119,8 @@ impl Tree {
             status: pipe::Receiver::from_owned_fd(read)?,
             partial: Vec::with_capacity(4),
             exit: None,
+            group: spawn.group.clone(),
+            is_wrapper: spawn.is_wrapper,
         };
         Ok((tree, pipes))
     }
@@ -116,7 +136,10 @@ impl Tree {
         while self.exit.is_none() {
             let mut byte = [0_u8; 4];
             match self.status.read(&mut byte[..4 - self.partial.len()]).await {
-                Ok(0) | Err(_) => self.exit = Some(ExitStatus::from_raw(Signal::SIGKILL as i32)),
+                Ok(0) | Err(_) => {
+                    strays::suspect();
+                    self.exit = Some(ExitStatus::from_raw(Signal::SIGKILL as i32));
+                }
                 Ok(n) => self.partial.extend_from_slice(&byte[..n]),
             }
             if let Ok(raw) = <[u8; 4]>::try_from(self.partial.as_slice()) {
@@ -126,26 +149,30 @@ impl Tree {
         self.exit.unwrap_or_default()
     }
 
-    /// SIGTERM to the process group of the command.
+    /// SIGTERM to the process group of the command; below a wrapper, to all processes.
     pub fn terminate(&self) {
+        if self.is_wrapper {
+            return proc_fs::terminate_below(self.command.as_raw());
+        }
         // It may be gone already, which is what was wanted.
         let _ = killpg(self.command, Signal::SIGTERM);
     }
 
     /// Ends every process of the tree with SIGKILL and waits until none is left. Returns how many it ended.
     pub async fn kill(&mut self) -> u32 {
-        let mut killed = 0;
         // A keeper that has nothing left is about to end by itself: no search is needed then.
-        if self.exit.is_some() && tokio::time::timeout(SWEEP, self.keeper.wait()).await.is_ok() {
-            return 0;
+        if self.exit.is_some() && self.keeper_ended().await {
+            return self.group.as_ref().map_or(0, |group| group.kill());
         }
+        // All at once where the kernel does that; a search finds them once more while they are dying.
+        let at_once = self.group.as_ref().map_or(0, |group| group.kill());
+        let mut killed = 0;
         for sweep in 0..MAX_SWEEPS {
             if let Ok(Some(_)) = self.keeper.try_wait() {
                 break;
             }
             killed += proc_fs::kill_below(self.keeper_id);
-            let gone = tokio::time::timeout(SWEEP, self.keeper.wait()).await;
-            if gone.is_ok() {
+            if self.keeper_ended().await {
                 break;
             }
             if sweep == MAX_SWEEPS - 1 {
@@ -153,7 +180,20 @@ impl Tree {
                 let _ = self.keeper.start_kill();
             }
         }
-        killed
+        killed.max(at_once)
+    }
+
+    /// Waits a moment for the end of the keeper.
+    async fn keeper_ended(&mut self) -> bool {
+        match tokio::time::timeout(SWEEP, self.keeper.wait()).await {
+            Ok(status) => {
+                if !status.is_ok_and(|status| status.success()) {
+                    strays::suspect();
+                }
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// True while any process of the tree lives, the command included.

@@ -89,6 +89,25 @@ pub fn descendants(root: ProcessId) -> Vec<ProcessId> {
     found
 }
 
+/// SIGTERM to everything below the children of a wrapper.
+pub(super) fn terminate_below(wrapper: i32) {
+    let Some(wrapper) = ProcessId::of(wrapper) else { return };
+    let parent = |id: &ProcessId| Stat::read(id.pid).map(|stat| stat.parent);
+    let inner = descendants(wrapper).into_iter().filter(|id| parent(id).is_some_and(|parent| parent != wrapper.pid));
+    for id in inner {
+        id.signal(Signal::SIGTERM);
+    }
+}
+
+/// The children of this process, zombies included.
+pub(super) fn children() -> Vec<ProcessId> {
+    let me = i32::try_from(std::process::id()).unwrap_or_default();
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let child = |pid| Stat::read(pid).filter(|stat| stat.parent == me).map(|stat| ProcessId { pid, start: stat.start });
+    pids.filter_map(child).collect()
+}
+
 /// One sweep: stops everything below `root` until no new process shows up, so that nothing can fork on, then kills it.
 /// Returns how many were killed.
 pub(super) fn kill_below(root: ProcessId) -> u32 {

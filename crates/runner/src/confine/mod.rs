@@ -1,0 +1,219 @@
+//! How the commands of a job are kept within the job: what this host has for that, and what of it a job gets.
+
+mod bwrap;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kici_sys::cgroup::{Delegated, JobGroup, Usage};
+use kici_sys::confine::{Calls, Confinement, Files, Reach, User, calls_available, landlock_abi};
+use kici_sys::process::Spawn;
+use sha2::{Digest, Sha256};
+
+use crate::config::{BWRAP_HINT, Config, Hardening, Isolation, program};
+use bwrap::Bwrap;
+
+/// Directories for temporary files that every program expects to write.
+const TEMPORARY: [&str; 2] = ["/tmp", "/var/tmp"];
+
+/// What this host has, found out once.
+#[derive(Debug)]
+pub struct Host {
+    isolation: Isolation,
+    /// The version of Landlock, where it is there.
+    pub landlock: Option<u32>,
+    /// The filter of system calls, or why there is none.
+    pub calls: Result<Arc<Calls>, String>,
+    /// The place for groups of jobs, or why there is none and what would help.
+    pub groups: Result<Delegated, String>,
+    /// Tells the groups of this agent from those of others on the host.
+    scope: String,
+    reach: Reach,
+    bwrap: Option<PathBuf>,
+}
+
+impl Host {
+    /// Looks at the host. Takes over the control group of this process where it may.
+    pub fn find(config: &Config) -> Self {
+        let landlock = landlock_abi();
+        // Landlock lets a step trace only what it started itself; without it no process may be attached to at all.
+        let calls = if calls_available() {
+            let group = kici_sys::host::process_group();
+            Calls::new(std::process::id(), group, landlock.is_some()).map(Arc::new).map_err(|error| error.to_string())
+        } else {
+            Err("this kernel filters no system calls (CONFIG_SECCOMP_FILTER)".to_owned())
+        };
+        Self {
+            landlock,
+            calls,
+            groups: Delegated::find().map_err(|error| error.to_string()),
+            scope: hex::encode(&Sha256::digest(config.state_dir.as_os_str().as_encoded_bytes())[..4]),
+            reach: reach(config),
+            bwrap: program("bwrap", &config.host_env),
+            isolation: config.isolation.clone(),
+        }
+    }
+
+    /// Files of the agent that steps could read or change, since they lie below what steps may write.
+    pub fn exposed(&self) -> Vec<&Path> {
+        self.reach.exposed()
+    }
+
+    /// Where bwrap is.
+    pub fn bwrap(&self) -> Option<&Path> {
+        self.bwrap.as_deref()
+    }
+
+    fn group_name(&self, job: &str) -> String {
+        format!("{}-{job}", self.scope)
+    }
+
+    /// Ends and removes the group of a job that an earlier process of this agent left. Returns how many processes it held.
+    pub fn end_leftover(&self, name: &str) -> u32 {
+        self.groups.as_ref().map_or(0, |place| place.end_leftover(&self.group_name(name)))
+    }
+
+    /// Makes what a job gets. Blocks. `name` is unique among jobs that run at the same time, `dir` the job's.
+    ///
+    /// # Errors
+    /// In words, with the remedy: the job then must not run.
+    pub fn job(&self, name: &str, dir: &Path) -> Result<JobConfinement, String> {
+        let hardened = self.isolation.hardening == Hardening::Auto;
+        let sandbox = match (self.isolation.sandbox, &self.bwrap) {
+            (false, _) => None,
+            (true, Some(program)) => Some(program),
+            (true, None) => return Err(format!("sandbox = true needs bwrap; {BWRAP_HINT}")),
+        };
+        let calls = self.calls.as_ref().ok().filter(|_| hardened).cloned();
+        let mut base = Confinement { user: self.isolation.user.clone(), ..Confinement::default() };
+        let mut wrap = None;
+        if let Some(program) = sandbox {
+            wrap = Some(Bwrap {
+                program: program.clone(),
+                workspace: dir.join("workspace"),
+                scratch: dir.join("scratch"),
+                writable: self.isolation.writable.clone(),
+                network: self.isolation.network,
+                calls,
+            });
+        } else if hardened {
+            base.calls = calls;
+            base.drop_capabilities = true;
+            if self.landlock.is_some() {
+                let mut reach = self.reach.clone();
+                reach.writable.extend([dir.join("workspace"), dir.join("scratch")]);
+                let files = Files::new(&reach).map_err(|error| format!("steps cannot be kept from files: {error}"))?;
+                base.files = Some(Arc::new(files));
+            }
+        }
+        let group = match &self.groups {
+            Ok(place) => Some(place.job(&self.group_name(name), &self.isolation.limits).map_err(|error| {
+                format!("the group of the job cannot be made: {error}; is the unit of the agent set to Delegate=yes?")
+            })?),
+            Err(_) => None,
+        };
+        Ok(JobConfinement { base, wrap, group: group.map(Arc::new), user: self.isolation.user.clone() })
+    }
+}
+
+/// What steps can reach on the whole host, without the directories of their job.
+fn reach(config: &Config) -> Reach {
+    let mut writable: Vec<PathBuf> = TEMPORARY.iter().map(PathBuf::from).collect();
+    writable.push("/dev".into());
+    writable.extend(config.host_env.get("TMPDIR").map(PathBuf::from));
+    let uid = config.isolation.user.as_ref().map_or_else(kici_sys::host::uid, |user| user.uid);
+    if uid != 0 {
+        // Their own entries there; those of the kernel and of others are closed to them anyway.
+        writable.push("/proc".into());
+        writable.push(format!("/run/user/{uid}").into());
+    }
+    writable.extend(config.isolation.writable.iter().cloned());
+    let mut hidden = Vec::new();
+    if config.isolation.user.is_none() {
+        // Of another user they are closed by their modes.
+        hidden = vec![config.state_dir.clone(), config.work_dir.clone()];
+        hidden.extend(config.private_files.iter().cloned());
+    }
+    Reach { writable, hidden }
+}
+
+/// What the commands of one job are confined by. The default is not at all.
+#[derive(Debug, Default)]
+pub struct JobConfinement {
+    base: Confinement,
+    wrap: Option<Bwrap>,
+    group: Option<Arc<JobGroup>>,
+    user: Option<Arc<User>>,
+}
+
+impl JobConfinement {
+    /// Confines a command of the job.
+    ///
+    /// # Errors
+    /// When its group cannot be made.
+    pub fn apply(&self, spawn: Spawn) -> io::Result<Spawn> {
+        let mut spawn = Spawn { confine: self.base.clone(), ..spawn };
+        if let Some(wrap) = &self.wrap {
+            spawn = wrap.around(spawn)?;
+        }
+        if let Some(group) = &self.group {
+            spawn.group = Some(Arc::new(group.command()?));
+        }
+        Ok(spawn)
+    }
+
+    /// Gives a file or directory of the job to the user of its steps.
+    ///
+    /// # Errors
+    /// When it cannot be changed.
+    pub fn give(&self, path: &Path) -> io::Result<()> {
+        match &self.user {
+            Some(user) => std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid)),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a directory with all in it to the user of its steps. Blocks. No user code may run meanwhile.
+    ///
+    /// # Errors
+    /// When one of them cannot be changed.
+    pub fn give_all(&self, path: &Path) -> io::Result<()> {
+        if self.user.is_none() {
+            return Ok(());
+        }
+        self.give(path)?;
+        if path.symlink_metadata()?.is_dir() {
+            for entry in std::fs::read_dir(path)? {
+                self.give_all(&entry?.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the user of the steps through a directory that stays the agent's.
+    ///
+    /// # Errors
+    /// When it cannot be changed.
+    pub fn open_way(&self, dir: &Path) -> io::Result<()> {
+        match &self.user {
+            Some(_) => let_through(dir),
+            None => Ok(()),
+        }
+    }
+
+    /// What the job used, where that is counted.
+    pub fn usage(&self) -> Usage {
+        self.group.as_ref().map(|group| group.usage()).unwrap_or_default()
+    }
+
+    /// Ends all that is left of the job, and removes its group. Blocks. Returns how many processes that were.
+    pub fn end(&self) -> u32 {
+        self.group.as_ref().map_or(0, |group| group.end()) + kici_sys::process::kill_strays()
+    }
+}
+
+/// Others may pass, not look around.
+pub(crate) fn let_through(dir: &Path) -> io::Result<()> {
+    std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o711))
+}
