@@ -24,7 +24,7 @@ pub enum DataDirError {
     #[error("{} is in use by another kici-orchestrator; stop it or set another instance.data_dir", .0.display())]
     InUse(PathBuf),
     /// A file of it could not be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}", path.display())]
     Io {
         /// Which file.
         path: PathBuf,

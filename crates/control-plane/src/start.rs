@@ -52,21 +52,21 @@ pub enum StartError {
     #[error(transparent)]
     DataDir(#[from] crate::data_dir::DataDirError),
     /// The database.
-    #[error("the database cannot be used: {0}")]
+    #[error("the database cannot be used")]
     Store(#[from] kici_store::StoreError),
     /// The address.
-    #[error("cannot listen on {address}: {source}; set server.listen (KICI_SERVER_LISTEN) to a free one")]
+    #[error("cannot listen on {address}: {cause}; set server.listen (KICI_SERVER_LISTEN) to a free one")]
     Listen {
         /// Which.
         address: std::net::SocketAddr,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The sealing key.
-    #[error("secrets.key: {0}")]
+    #[error("secrets.key")]
     Key(#[from] kici_secrets::KeyError),
     /// The object store.
-    #[error("the object store cannot be used: {0}")]
+    #[error("the object store cannot be used")]
     Blobs(#[from] kici_blobs::BlobError),
     /// Anything else that the system refuses.
     #[error("{what}: {problem}")]
@@ -134,8 +134,8 @@ impl Orchestrator {
         kici_telemetry::name_instance(instance.as_str());
         // The port is bound before anything is changed: a second start on a taken address changes nothing.
         let address = config.listen;
-        let listener = TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })?;
-        let address = listener.local_addr().map_err(|source| StartError::Listen { address, source })?;
+        let listener = TcpListener::bind(address).await.map_err(|cause| StartError::Listen { address, cause })?;
+        let address = listener.local_addr().map_err(|cause| StartError::Listen { address, cause })?;
         let store = open_store(&config, &data, &instance, &around).await?;
         let cluster_id = store.cluster_id().await?.to_string();
         bootstrap_token(&store, &data).await?;

@@ -195,7 +195,7 @@ impl Inbox {
         // nobody else looks at it; without one, whoever has time takes it from the database.
         let place = self.work.try_reserve().ok();
         new.claimed_by = place.as_ref().filter(|_| call.body.len() <= INLINE_BODY).map(|_| self.instance.clone());
-        let headers = call.headers.redacted(source.source.strip_headers());
+        let headers = call.headers.redacted(&source.source.strip_headers());
         let inline = new.claimed_by.is_some();
         let row = match self.store.delivery_insert(new).await? {
             DeliveryInserted::Duplicate { id, .. } => {
@@ -224,7 +224,7 @@ impl Inbox {
                 format!("{}:{bucket}", id.id)
             }
         };
-        let headers = call.headers.redacted(source.strip_headers());
+        let headers = call.headers.redacted(&source.strip_headers());
         NewDelivery {
             org: source.org.clone(),
             source_id: source.id,

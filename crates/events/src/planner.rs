@@ -224,7 +224,7 @@ impl Planner {
             let first = errors.next().map(|diagnostic| diagnostic.message.as_str()).unwrap_or_default();
             let more = match errors.count() {
                 0 => String::new(),
-                count => format!("; and {count} more, which `event explain` shows"),
+                count => format!("; and {count} more, which `kici-admin workflow validate` shows"),
             };
             decision.notes.push(format!("{path} is invalid: {first}{more}"));
         }

@@ -98,12 +98,15 @@ impl Source {
         }
     }
 
-    /// Headers that are not stored with a delivery, beside the ones that never are.
-    pub fn strip_headers(&self) -> &[String] {
-        match &self.config {
-            SourceConfig::Generic(c) => &c.strip_headers,
-            SourceConfig::Github(_) | SourceConfig::Local(_) => &[],
-        }
+    /// Headers that are not stored with a delivery, beside the ones that never are: those that the source names, and the one
+    /// that proves who calls.
+    pub fn strip_headers(&self) -> Vec<String> {
+        let SourceConfig::Generic(config) = &self.config else { return Vec::new() };
+        let proof = match &config.verification {
+            Verification::Hmac { header } | Verification::Token { header } => Some(header.clone()),
+            Verification::Bearer {} | Verification::Cidr { .. } | Verification::None { .. } => None,
+        };
+        config.strip_headers.iter().cloned().chain(proof).collect()
     }
 
     /// The repository of a local source's events.

@@ -38,16 +38,21 @@ pub fn verify(
         SourceConfig::Github(_) => signed(secrets, headers.get(GITHUB_SIGNATURE), body),
         SourceConfig::Generic(config) => generic(&config.verification, secrets, headers, remote, body),
         SourceConfig::Local(_) => {
+            if !secrets.is_empty() {
+                return signed(secrets, headers.get(GITHUB_SIGNATURE), body);
+            }
             // Unsigned calls come from this machine only.
-            if remote.is_some_and(|ip| ip.to_canonical().is_loopback()) {
-                return Verified::Ok;
-            }
-            if secrets.is_empty() {
-                return Verified::BadSignature;
-            }
-            signed(secrets, headers.get(GITHUB_SIGNATURE), body)
+            let local = caller(headers, remote).is_some_and(|ip| ip.to_canonical().is_loopback());
+            if local { Verified::Ok } else { Verified::BadSignature }
         }
     }
+}
+
+/// The address of the caller. None where a proxy says that it speaks for somebody else: the address is then the proxy's, and
+/// what the headers say anybody could write.
+fn caller(headers: &Headers, remote: Option<IpAddr>) -> Option<IpAddr> {
+    const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
+    remote.filter(|_| FORWARDED.iter().all(|name| headers.get(name).is_none()))
 }
 
 fn generic(
@@ -66,7 +71,8 @@ fn generic(
         }
         Verification::Cidr { allow } => {
             // An IPv4 caller on a dual-stack socket shows as ::ffff:a.b.c.d.
-            let inside = remote.is_some_and(|ip| allow.iter().any(|net| net.contains(&ip.to_canonical())));
+            let inside =
+                caller(headers, remote).is_some_and(|ip| allow.iter().any(|net| net.contains(&ip.to_canonical())));
             if inside { Verified::Ok } else { Verified::BadSignature }
         }
         Verification::None { allow_unsigned: true } => Verified::Ok,
@@ -235,6 +241,15 @@ mod tests {
             let given = verify(&local, &[], &Headers::default(), ip(remote), b"");
             assert_eq!(given == Verified::Ok, ok, "{remote}");
         }
+        // A proxy on this machine speaks for somebody else, and a secret that is set is always asked for.
+        let forwarded = Headers::from_iter([("X-Forwarded-For", "192.0.2.1")]);
+        assert_eq!(verify(&local, &[], &forwarded, ip("127.0.0.1"), b""), Verified::BadSignature);
+        assert_eq!(
+            verify(&generic_source(net("127.0.0.0/8")), &[], &forwarded, ip("127.0.0.1"), b""),
+            Verified::BadSignature
+        );
+        let unsigned = verify(&local, &secrets(&["k"]), &Headers::default(), ip("127.0.0.1"), b"");
+        assert_eq!(unsigned, Verified::BadSignature);
         let signed = Headers::from_iter([("x-hub-signature-256", sign(&"k".into(), b"x"))]);
         assert_eq!(verify(&local, &secrets(&["k"]), &signed, ip("192.0.2.1"), b"x"), Verified::Ok);
     }

@@ -1,9 +1,11 @@
 //! `run logs` and `run watch`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
 
 use clap::Args;
-use kici_api::client::Client;
+use kici_api::client::{Client, for_terminal};
 use kici_api::dto::logs::{EndReason, FollowEvent, FollowRequest, LogQuery, LogStream};
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::state::RunStatus;
@@ -44,9 +46,15 @@ struct Printer<'a> {
     width: usize,
     prefixed: bool,
     timestamps: bool,
+    terminal: bool,
 }
 
-impl Printer<'_> {
+impl<'a> Printer<'a> {
+    fn new(out: &'a Output, prefixed: bool, timestamps: bool) -> Self {
+        let terminal = std::io::stdout().is_terminal();
+        Self { out, jobs: BTreeMap::new(), width: 0, prefixed, timestamps, terminal }
+    }
+
     fn job(&mut self, id: JobId, name: &str) {
         let colour = COLOURS[self.jobs.len() % COLOURS.len()];
         self.width = self.width.max(name.chars().count());
@@ -66,10 +74,15 @@ impl Printer<'_> {
         if self.timestamps {
             line.push_str(&format!("{at} "));
         }
+        // What a job writes may hold anything. Pipes and files get it as it is.
+        let text = match self.terminal {
+            true => Cow::Owned(for_terminal(text, self.out.colour)),
+            false => Cow::Borrowed(text),
+        };
         match stream {
             // The agent's own remarks are told from the command's output.
             LogStream::Meta => line.push_str(&format!("[kici] {text}")),
-            LogStream::Out | LogStream::Err => line.push_str(text),
+            LogStream::Out | LogStream::Err => line.push_str(&text),
         }
         self.out.print(&line)
     }
@@ -81,7 +94,7 @@ pub(crate) async fn logs(out: &Output, client: &Client, logs: Logs) -> Result<u8
         return earlier(out, client, &logs, job, epoch).await;
     }
     let prefixed = logs.job.is_none();
-    let mut printer = Printer { out, jobs: BTreeMap::new(), width: 0, prefixed, timestamps: logs.timestamps };
+    let mut printer = Printer::new(out, prefixed, logs.timestamps);
     let request = FollowRequest { job: logs.job, step: logs.step, follow: logs.follow, ..FollowRequest::default() };
     let mut follow = client.follow(logs.run, request);
     let mut code = 0;
@@ -106,7 +119,7 @@ pub(crate) async fn logs(out: &Output, client: &Client, logs: Logs) -> Result<u8
 
 /// The logs of an earlier hand-over: nothing is added to them any more.
 async fn earlier(out: &Output, client: &Client, logs: &Logs, job: &str, epoch: u32) -> Result<u8, Failure> {
-    let printer = Printer { out, jobs: BTreeMap::new(), width: 0, prefixed: false, timestamps: logs.timestamps };
+    let printer = Printer::new(out, false, logs.timestamps);
     let mut code = 0;
     for step in client.steps_at(logs.run, job, epoch).await? {
         let named = |wanted: &str| wanted == step.key || wanted == step.name || wanted == step.ordinal.to_string();

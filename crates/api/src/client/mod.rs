@@ -10,6 +10,7 @@ macro_rules! path {
 mod bus;
 mod follow;
 mod resources;
+mod terminal;
 
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use serde::de::DeserializeOwned;
 use url::{Host, Url};
 
 pub use follow::Follow;
+pub use terminal::for_terminal;
 
 use crate::problem::Problem;
 

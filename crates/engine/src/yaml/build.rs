@@ -47,6 +47,12 @@ pub fn read(source: &str, limits: Limits) -> Reading {
         let message = format!("the file has {} bytes, at most {} are read", source.len(), limits.bytes);
         return Reading { documents: Vec::new(), faults: vec![fault(FaultKind::TooLarge, first_character(), message)] };
     }
+    // Editors do not show it, so it does not count in places either (YAML 1.2, 5.2).
+    let source = source.strip_prefix('\u{feff}').unwrap_or(source);
+    let faults = unprintable(source);
+    if !faults.is_empty() {
+        return Reading { documents: Vec::new(), faults };
+    }
     let lines = Lines::new(source);
     let mut builder = Builder {
         parser: Parser::new_from_str(source),
@@ -62,6 +68,26 @@ pub fn read(source: &str, limits: Limits) -> Reading {
         // The fault is recorded; what came before it is still of use.
     }
     Reading { documents, faults: builder.faults }
+}
+
+/// The characters that YAML does not allow (1.2, 5.1), one per line. The parser takes a NUL for the end of the file, and
+/// others as text that nobody sees.
+fn unprintable(source: &str) -> Vec<Fault> {
+    let allowed = |c: char| match c {
+        '\t' | '\n' | '\r' | '\u{85}' => true,
+        '\u{fffe}' | '\u{ffff}' => false,
+        c => !c.is_control(),
+    };
+    let mut faults = Vec::new();
+    for (line, text) in (1..).zip(source.split('\n')) {
+        if let Some((column, found)) = (1..).zip(text.chars()).find(|(_, c)| !allowed(*c)) {
+            let message = format!("not valid YAML: a character that cannot be printed, U+{:04X}", u32::from(found));
+            let mut fault = fault(FaultKind::Syntax, Span::on_line(line, column, 1), message);
+            fault.help = Some("remove it, or write it as an escape in double quotes".to_owned());
+            faults.push(fault);
+        }
+    }
+    faults
 }
 
 fn first_character() -> Span {

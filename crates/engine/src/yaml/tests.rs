@@ -107,3 +107,17 @@ fn the_core_schema_types_scalars() {
         assert_eq!(core(text), expected, "{text}");
     }
 }
+
+#[test]
+fn a_character_that_cannot_be_printed_is_a_fault_with_its_place_and_nothing_behind_it_is_lost_silently() {
+    let reading = read("a: 1\nb: x\u{0}y\nc: \u{7}\n", Limits::default());
+    assert!(reading.documents.is_empty());
+    let places: Vec<_> = reading.faults.iter().map(|fault| (fault.span.start.line, fault.span.start.col)).collect();
+    assert_eq!(places, [(2, 5), (3, 4)]);
+    assert!(reading.faults[0].message.contains("U+0000"), "{}", reading.faults[0].message);
+}
+
+#[test]
+fn a_byte_order_mark_is_not_part_of_the_first_key() {
+    assert_eq!(show("\u{feff}a: 1\n"), show("a: 1\n"));
+}

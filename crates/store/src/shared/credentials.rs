@@ -25,7 +25,8 @@ struct DeclaredRow {
 
 /// Keeps what newly queued jobs declare, in the transaction that queues them.
 pub(crate) async fn declare(conn: &mut Conn, state: &RunState) -> Result<(), StoreError> {
-    let declared = state.enqueued.iter().filter_map(|(job, entry)| Some((*job, entry.git_credentials.clone()?)));
+    let declared =
+        state.enqueued.iter().filter_map(|(job, entry)| Some((*job, entry.git_credentials.as_deref().cloned()?)));
     let rows: Vec<DeclaredRow> =
         declared.map(|(job, of)| DeclaredRow { job_id: job.into(), declared: Doc(of) }).collect();
     for row in rows {

@@ -47,7 +47,7 @@ pub(crate) async fn announce(conn: &mut Conn, ctx: &Ctx, state: &RunState, was: 
     let types = listened(conn, ctx).await?;
     let wants = |kind: &str| types.contains(kind) || types.contains("lifecycle");
     let (jobs, run_too) = (wants("job_complete"), run_ended && wants("workflow_complete"));
-    if !(jobs && !ended.is_empty()) && !run_too {
+    if (!jobs || ended.is_empty()) && !run_too {
         return Ok(());
     }
     if run.chain_depth >= ctx.max_chain_depth() {
