@@ -183,7 +183,6 @@ fn the_examples_run() {
     for (name, event, line) in [
         ("ci", "manual", "cargo test --features full against pg16"),
         ("deploy", "manual", "terraform plan for staging"),
-        ("fleet", "manual", "patch web-2, attempt 1"),
         ("org-policy", "manual", "scanner --json ()"),
         ("hello", "push", "hello"),
     ] {
@@ -192,4 +191,7 @@ fn the_examples_run() {
         assert_eq!(ran.code, 0, "{name}: {}{}", ran.out, ran.err);
         assert!(ran.out.contains(line), "{name}: {}", ran.out);
     }
+    // Its hosts are known to an orchestrator only.
+    let fleet = run(&examples.join("fleet"), &["run", "--local", "--event", "manual"]);
+    assert!(fleet.out.contains("event `fleet-patched` goes nowhere"), "{}{}", fleet.out, fleet.err);
 }

@@ -29,6 +29,10 @@ pub(super) fn triggers(root: &Fields<'_>, report: &Report) -> (Y, BTreeMap<Strin
     let mut webhooks = Vec::new();
     let nothing = Node { span: entry.value.span, data: Data::Map(Vec::new()) };
     for (event, at, node) in events {
+        if event == "schedule" {
+            schedule(node, at, &mut on, report);
+            continue;
+        }
         let fields = Fields::of(node.unwrap_or(&nothing), format!("on.{event}"), report);
         match event {
             "push" => push(&fields, at, &mut on, report),
@@ -48,7 +52,6 @@ pub(super) fn triggers(root: &Fields<'_>, report: &Report) -> (Y, BTreeMap<Strin
                 }
                 on.put("manual", at, Y::Map(manual));
             }
-            "schedule" => schedule(node, at, &mut on, report),
             _ => match forge_event(event) {
                 Some(known) => {
                     let filters = forge(event, known, &fields, at, report);

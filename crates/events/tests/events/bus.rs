@@ -277,10 +277,12 @@ async fn ends_of_runs_and_jobs_are_told_to_those_who_listen_and_to_nobody_else()
             (".kici/workflows/e.yaml", &workflow("none", "{ lifecycle: { events: [job_failed] } }")),
         ]);
         world.register("gh", "acme/app").await;
+        // That the workflows changed is told too, and nobody wants to know.
+        let worker = world.event_worker();
+        assert_eq!(world.deliver(&worker).await, 1);
         world.inbox.accept(call("push", "d2", &push())).await.unwrap();
         let run = world.settle().await.1.runs[0].run_id;
         world.test.store.run_cancel(cancelled(run), activate()).await.unwrap();
-        let worker = world.event_worker();
         // Two jobs and the run ended; what they started has not.
         assert_eq!(world.deliver(&worker).await, 3);
         let mut names: Vec<String> = world.runs().await.into_iter().skip(2).map(|run| run.workflow_name).collect();

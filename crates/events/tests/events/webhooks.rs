@@ -20,7 +20,7 @@ const TABLE: &[(&str, &str, &str, &str)] = &[
     ("status.noaction.0", "status: { states: success, contexts: default }", "status: { states: failure }", "status"),
     (
         "repository_dispatch.on-demand-test.0",
-        "dispatch: { types: on-demand-test, inputs: { unit: { type: boolean } } }",
+        "dispatch: { types: on-demand-test, inputs: { unit: { type: boolean, default: true } } }",
         "dispatch: { types: other }",
         "dispatch",
     ),
