@@ -38,7 +38,7 @@ impl Walk<'_> {
                 let name = walk.fixed(&entry.value, "the name of a credential under `named`")?;
                 let declared = raw_names(fields);
                 if !declared.contains(&name) {
-                    let suggestion = nearest(name, declared.into_iter()).map(str::to_owned);
+                    let suggestion = nearest(name, declared).map(str::to_owned);
                     walk.fault("K0303", entry.value.span, format!("no credential `{name}` is declared under `named`"))
                         .replace(suggestion);
                 }
