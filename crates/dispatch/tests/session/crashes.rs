@@ -76,11 +76,11 @@ async fn scenario(database: Database, write: usize) -> Option<Ended> {
     let _clock = keep_time(stored.clock.clone());
     let mut config = config("node-1");
     config.ownership_timeout = Duration::from_millis(500);
-    config.stale_after = Duration::from_secs(2);
+    config.stale_after = Duration::from_secs(6);
     // Sessions of the robots break several times in a row, with offers under way: each is an undone delivery.
     config.max_attempts = 50;
     // Robots that share a busy machine come back within this time.
-    config.recovery_window = Duration::from_secs(3);
+    config.recovery_window = Duration::from_secs(15);
     let ids = Arc::new(TestIds);
     let world = World::on(stored.store.clone(), config.clone(), stored.clock.clone(), ids.clone()).await;
     let (run, jobs) = world.create(&JOBS).await;

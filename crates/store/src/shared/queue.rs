@@ -339,25 +339,27 @@ pub(crate) async fn job_start(
     type RunColumns = (String, Option<DbTs>, Option<i64>);
     type RowColumns = (String, i64, Option<String>, Option<DbTs>, Option<DbTs>);
     let (run, id, now) = (DbId::from(job.run_id), DbId::from(job.job_id), DbTs::from(ctx.now));
-    // The run first: whatever settles jobs takes the locks in this order.
-    let columns: Option<RunColumns> =
-        lock_row!(runs::table.find(run).select((runs::status, runs::started_at, runs::timeout_ms)))
-            .first(conn)
-            .await
-            .optional()?;
-    let row: Option<RowColumns> = lock_row!(dispatch_queue::table.find(id).select((
-        dispatch_queue::status,
-        dispatch_queue::dispatch_epoch,
-        dispatch_queue::agent_id,
-        dispatch_queue::acked_at,
-        dispatch_queue::started_at,
-    )))
+    // The run first: whatever settles jobs takes the locks in this order, and a join locks its tables in theirs.
+    let found: Option<(RunColumns, RowColumns)> = lock_row!(
+        runs::table
+            .inner_join(dispatch_queue::table.on(dispatch_queue::run_id.eq(runs::id)))
+            .filter(runs::id.eq(run))
+            .filter(dispatch_queue::id.eq(id))
+            .select((
+                (runs::status, runs::started_at, runs::timeout_ms),
+                (
+                    dispatch_queue::status,
+                    dispatch_queue::dispatch_epoch,
+                    dispatch_queue::agent_id,
+                    dispatch_queue::acked_at,
+                    dispatch_queue::started_at,
+                ),
+            ))
+    )
     .first(conn)
     .await
     .optional()?;
-    let (Some((run_status, run_started, timeout_ms)), Some((status, epoch, owner, acked_at, started_at))) =
-        (columns, row)
-    else {
+    let Some(((run_status, run_started, timeout_ms), (status, epoch, owner, acked_at, started_at))) = found else {
         return Ok(StartVerdict::Denied);
     };
     let mine = epoch == i64::from(job.epoch) && owner.as_deref() == Some(agent_id.as_str());
@@ -406,14 +408,13 @@ async fn start_run(
 ) -> Result<(), StoreError> {
     let at = started_at.map_or(ctx.now, Ts::from);
     let deadline = timeout_ms.map(|ms| DbTs::from(at.plus(Duration::from_millis(count(ms)))));
-    kept(diesel::update(runs::table.find(run)).set((runs::started_at.eq(DbTs::from(at)), runs::deadline.eq(deadline))))
-        .execute(conn)
-        .await?;
     let before = [RunStatus::Pending, RunStatus::Held].map(RunStatus::as_str);
-    kept(
-        diesel::update(runs::table.find(run).filter(runs::status.eq_any(before)))
-            .set(runs::status.eq(RunStatus::Running.as_str())),
-    )
+    let running = RunStatus::Running.as_str().into_sql::<diesel::sql_types::Text>();
+    kept(diesel::update(runs::table.find(run)).set((
+        runs::started_at.eq(DbTs::from(at)),
+        runs::deadline.eq(deadline),
+        runs::status.eq(diesel::dsl::case_when(runs::status.eq_any(before), running).otherwise(runs::status)),
+    )))
     .execute(conn)
     .await?;
     Ok(())
