@@ -217,13 +217,14 @@ fn document(workspace: &Workspace, results: &BTreeMap<Backend, Figures>) -> Resu
     let cpus = std::thread::available_parallelism()?;
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let rows = ROWS.map(|(key, what, goal)| {
+    let rows = ROWS.iter().map(|(key, what, goal)| {
         let values: serde_json::Map<_, _> = results
             .iter()
             .filter_map(|(backend, figures)| Some((name(*backend).to_owned(), figure(figures, key)?.into())))
             .collect();
         json!({ "key": key, "what": what, "goal": goal, "values": values })
     });
+    let rows: Vec<serde_json::Value> = rows.collect();
     Ok(json!({
         "commit": commit,
         "machine": { "cpus": cpus, "model": model.map(|(_, model)| model) },
