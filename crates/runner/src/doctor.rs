@@ -219,7 +219,12 @@ fn groups(config: &Config, host: &Host) -> Vec<Finding> {
             (false, Some(value)) => {
                 let remedy =
                     "set Delegate=yes in the unit, and boot with cgroup v2 alone (hybrid hosts keep controllers in v1)";
-                Finding::new(check, State::Missing, format!("the controller {controller} is not there: {value} is not enforced"), remedy)
+                Finding::new(
+                    check,
+                    State::Missing,
+                    format!("the controller {controller} is not there: {value} is not enforced"),
+                    remedy,
+                )
             }
         });
     }
