@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
-use kici_runner::config::{KEYS, Sources};
+use kici_runner::config::{Config, KEYS, Sources};
 
 use crate::step;
 
@@ -62,4 +62,18 @@ pub fn sources(arguments: &ArgMatches) -> Sources {
         .filter_map(|key| Some((key.name.to_owned(), flag(key.name)?)))
         .collect();
     Sources::from_process(flag("config").map(Into::into), flags)
+}
+
+/// Does what a verb other than `run` asks for; `None` when the agent is to run.
+pub fn answer(arguments: &ArgMatches, config: &Config) -> Option<ExitCode> {
+    match arguments.subcommand()? {
+        ("config", _) => {
+            print!("{}", config.describe());
+            Some(ExitCode::SUCCESS)
+        }
+        ("doctor", own) => {
+            Some(crate::doctor::run(config, own.get_one::<String>("output").is_some_and(|form| form == "json")))
+        }
+        _ => None,
+    }
 }

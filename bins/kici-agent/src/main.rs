@@ -27,15 +27,8 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    match arguments.subcommand() {
-        Some(("config", _)) => {
-            print!("{}", config.describe());
-            return ExitCode::SUCCESS;
-        }
-        Some(("doctor", own)) => {
-            return doctor::run(&config, own.get_one::<String>("output").is_some_and(|form| form == "json"));
-        }
-        _ => {}
+    if let Some(code) = arguments::answer(&arguments, &config) {
+        return code;
     }
     daemon::run(config).unwrap_or_else(|error| {
         eprintln!("kici-agent: {error:#}");

@@ -213,11 +213,18 @@ fn groups(config: &Config, host: &Host) -> Vec<Finding> {
         found.push(match (there, value) {
             (true, Some(value)) => Finding::ok(check, value),
             (true, None) => Finding::new(check, State::Off, "not set", ""),
-            (false, value) => {
-                let asked = value.map_or_else(String::new, |value| format!("; {value} is not enforced"));
+            (false, None) => {
+                Finding::new(check, State::Off, format!("not set; the controller {controller} is not there"), "")
+            }
+            (false, Some(value)) => {
                 let remedy =
                     "set Delegate=yes in the unit, and boot with cgroup v2 alone (hybrid hosts keep controllers in v1)";
-                Finding::new(check, State::Missing, format!("the controller {controller} is not there{asked}"), remedy)
+                Finding::new(
+                    check,
+                    State::Missing,
+                    format!("the controller {controller} is not there: {value} is not enforced"),
+                    remedy,
+                )
             }
         });
     }
@@ -255,7 +262,7 @@ pub async fn orchestrator(config: &Config, clock: &dyn Clock) -> Vec<Finding> {
     let answer = match answer {
         Ok(answer) => answer,
         Err(error) => {
-            let detail = format!("{url}: {}", error.without_url());
+            let detail = format!("{url}: {}", crate::session::chain(&error.without_url()));
             return vec![Finding::new(check, State::Broken, detail, "see orchestrator_url, name server and firewall")];
         }
     };

@@ -145,6 +145,7 @@ async fn acceptance_19_an_agent_of_a_scaler_ends_without_work_but_waits_for_its_
     assert_eq!(fake.result(&job).await.state, "success");
     let ended = tokio::time::timeout(LIMIT, running.task).await.expect("in time").expect("ended");
     assert_eq!((ended.exit, ended.message), (0, None));
+    assert!(fake.log(&job, "step-0-0").seal.is_some(), "it waited for its log to be taken");
     // Without a job on its way it does not wait that long.
     fake.shared.pending_dispatch.store(false, Ordering::SeqCst);
     let running = agent(&fake, &settings).await;

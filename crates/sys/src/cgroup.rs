@@ -173,8 +173,8 @@ impl JobGroup {
     pub fn command(&self) -> io::Result<StepGroup> {
         let dir = self.dir.join(self.made.fetch_add(1, Ordering::Relaxed).to_string());
         make(&dir)?;
-        let procs = File::options().write(true).open(dir.join("cgroup.procs"))?;
-        Ok(StepGroup { dir, procs })
+        let open = File::open(&dir)?;
+        Ok(StepGroup { dir, open })
     }
 
     /// What the job used so far.
@@ -230,7 +230,7 @@ impl JobGroup {
 #[derive(Debug)]
 pub struct StepGroup {
     dir: PathBuf,
-    procs: File,
+    open: File,
 }
 
 impl StepGroup {
@@ -243,8 +243,8 @@ impl StepGroup {
         there
     }
 
-    pub(crate) fn procs(&self) -> RawFd {
-        self.procs.as_raw_fd()
+    pub(crate) fn directory(&self) -> RawFd {
+        self.open.as_raw_fd()
     }
 }
 

@@ -52,7 +52,7 @@ pub const CASES: &[Case] = &[
     Case { name: "many processes in sessions of their own", says: &["up"],
         steps: &["for i in $(seq 200); do setsid sleep 600 > /dev/null 2>&1 & done; echo up"],
         holds: |seen| seen.strays >= 200, ..PLAIN },
-    Case { name: "a daemon by double fork", steps: &["(setsid sh -c 'sleep 600 & sleep 600 &' &) > /dev/null 2>&1; echo up"],
+    Case { name: "a daemon by double fork", steps: &["(setsid sh -c 'sleep 600 & sleep 600 & touch here' > /dev/null 2>&1 &); while [ ! -e here ]; do sleep 0.01; done; echo up"],
         says: &["up"], holds: |seen| seen.strays >= 2, ..PLAIN },
     Case { name: "a child that holds the output", steps: &["sleep 600 & echo done"], says: &["done"],
         holds: |seen| seen.strays >= 1, ..PLAIN },

@@ -46,7 +46,8 @@ impl Agent {
             || !self.jobs.is_empty()
             || !self.deferred.is_empty()
             || self.post.len() > 0
-            || !self.log_ends.is_empty();
+            // A log is on its way, or a reset runs.
+            || !self.tasks.is_empty();
         if !self.scaler.managed || self.scaler.pooled || busy {
             self.scaler.quiet = None;
             return false;

@@ -74,10 +74,13 @@ impl Bwrap {
     }
 
     fn inside(&self, path: &Path) -> PathBuf {
-        match path.strip_prefix(&self.workspace) {
-            Ok(rest) if rest.as_os_str().is_empty() => WORKSPACE.into(),
-            Ok(rest) => Path::new(WORKSPACE).join(rest),
-            Err(_) => path.to_owned(),
+        // A step's directory is told without links, the workspace as the settings name it.
+        let real = self.workspace.canonicalize();
+        let roots = [Some(self.workspace.as_path()), real.as_deref().ok()];
+        match roots.into_iter().flatten().find_map(|root| path.strip_prefix(root).ok()) {
+            Some(rest) if rest.as_os_str().is_empty() => WORKSPACE.into(),
+            Some(rest) => Path::new(WORKSPACE).join(rest),
+            None => path.to_owned(),
         }
     }
 

@@ -24,7 +24,56 @@ pub(super) struct Image {
     _texts: Vec<CString>,
     stack: Vec<u8>,
     confine: Confine,
+    failure: Failure,
 }
+
+/// Memory that stays shared across a fork: why a command in a group could not be executed.
+struct Failure(usize);
+
+impl Failure {
+    fn new() -> io::Result<Self> {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping of one number, at an address of the kernel's choice.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), size_of::<c_int>(), access, kind, -1, 0) };
+        if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self(address as usize)) }
+    }
+
+    fn set(&self, error: c_int) {
+        // SAFETY: the mapping lives as long as this value, and nobody else writes or reads it at the same time.
+        unsafe { (self.0 as *mut c_int).write_volatile(error) };
+    }
+
+    fn get(&self) -> c_int {
+        // SAFETY: as above.
+        unsafe { (self.0 as *const c_int).read_volatile() }
+    }
+}
+
+impl Drop for Failure {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the mapping any more.
+        unsafe { libc::munmap(self.0 as *mut c_void, size_of::<c_int>()) };
+    }
+}
+
+/// `struct clone_args` of clone3(2).
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// The confinement in the form in which the system calls take it. The descriptors belong to the `Spawn`.
 struct Confine {
@@ -88,8 +137,8 @@ impl Image {
         }
         let addresses = |texts: &[CString]| texts.iter().map(|t| t.as_ptr() as usize).chain([0]).collect();
         let (argv, envp) = (addresses(&texts[..args]), addresses(&texts[args..]));
-        let confine = Confine::new(&spawn.confine, spawn.group.as_ref().map(|group| group.procs()));
-        Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES], confine })
+        let confine = Confine::new(&spawn.confine, spawn.group.as_ref().map(|group| group.directory()));
+        Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES], confine, failure: Failure::new()? })
     }
 }
 
@@ -98,6 +147,9 @@ impl Image {
 /// cannot be executed. `report` gets the pid of the command and later its wait status, 4 bytes each in native order.
 pub(super) fn split(report: RawFd, image: &mut Image) -> io::Result<()> {
     image.confine.name_keeper();
+    if let Some(group) = image.confine.group {
+        return split_into(group, report, image);
+    }
     let top = image.stack.as_mut_ptr_range().end;
     let mut start = Start { image, error: 0 };
     // SAFETY: setsid(2) and prctl(2) take plain numbers. clone(2) runs `execute` on a stack of its own, aligned down to 16
@@ -118,6 +170,40 @@ pub(super) fn split(report: RawFd, image: &mut Image) -> io::Result<()> {
         return Err(io::Error::from_raw_os_error(start.error));
     }
     keep(child, report)
+}
+
+/// The same for a command that begins in a group. To move it there once it runs would take a wait for all processors, and
+/// only a new process can begin there; that one has a copy of this memory, since the call leaves no room for another stack.
+fn split_into(group: RawFd, report: RawFd, image: &Image) -> io::Result<()> {
+    let args = CloneArgs {
+        flags: CLONE_INTO_CGROUP | libc::CLONE_VFORK as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        cgroup: u64::try_from(group).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
+        ..CloneArgs::default()
+    };
+    // SAFETY: as in `split`; without CLONE_VM the call returns twice, as fork(2) does. CLONE_VFORK suspends this process until
+    // the other has executed or ended.
+    let child = unsafe {
+        libc::setsid();
+        if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>())
+    };
+    if child == 0 {
+        let mut start = Start { image, error: 0 };
+        execute((&raw mut start).cast());
+        image.failure.set(start.error);
+        // SAFETY: ends this process without running anything of the one that it is a copy of.
+        unsafe { libc::_exit(127) };
+    }
+    if child < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    match image.failure.get() {
+        0 => keep(libc::pid_t::try_from(child).unwrap_or(-1), report),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }
 
 /// The side of the command. Returns only when there is nothing to execute, with the reason in `Start::error`.
@@ -178,11 +264,6 @@ unsafe fn confine(confine: &Confine) -> bool {
     // SAFETY: all calls are async-signal-safe and take numbers, or addresses of memory that outlives them. The raw calls do
     // not concern other threads, as those of the C library would.
     unsafe {
-        if let Some(group) = confine.group
-            && libc::write(group, c"0".as_ptr().cast(), 1) != 1
-        {
-            return false;
-        }
         // Whoever started this program may have left descriptors open in it. Before Linux 5.11 they are passed on.
         libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
         for fd in &confine.keep {
