@@ -432,7 +432,7 @@ impl Build<'_> {
                 scan: keys.scan,
             },
         );
-        let schedules = Arc::new(Schedules::new(store.clone(), clock.clone()));
+        let schedules = Arc::new(Schedules::new(store.clone(), clock.clone(), keys.cron_tick));
         let gaps = GapRepair::new(store.clone(), sources.clone(), clock.clone());
         let payloads = Payloads { store: store.clone(), blobs: blobs.clone() };
         let root = data.sub("logs")?;

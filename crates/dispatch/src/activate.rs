@@ -41,7 +41,7 @@ pub(crate) fn needs_of(needs: &BTreeMap<String, kici_store::model::NeedResult>) 
 
 /// The run, as expressions see it.
 pub(crate) fn run_info(run: &Run) -> RunInfo<'_> {
-    RunInfo { id: run.id, repo: &run.repo, attempt: run.attempt }
+    RunInfo { id: run.id, repo: &run.repo, git_ref: run.git_ref.as_deref(), sha: &run.sha, attempt: run.attempt }
 }
 
 impl Activate for Activator {

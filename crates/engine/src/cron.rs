@@ -1,10 +1,11 @@
 //! Times of schedules (workflows-and-events R42): a cron pattern in a time zone.
 //!
-//! Where the clocks go forward, a time that does not exist is met at the first instant after the gap. Where they go back, a
-//! pattern that names the hour is met once, one that recurs through the hour goes on at its pace.
+//! Where the clocks go forward, a time that does not exist is met at the first instant after the gap, and where they go back,
+//! one that comes twice is met the first time. A pattern whose hours begin with `*` names no hour: it goes on at its pace.
 
 use std::time::Duration;
 
+use chrono::{DateTime, LocalResult, NaiveDateTime, TimeDelta, TimeZone as _, Timelike as _, Utc};
 use chrono_tz::Tz;
 use croner::parser::{CronParser, Year};
 
@@ -22,6 +23,9 @@ const MAX_PATTERN_BYTES: usize = 200;
 const SAMPLE: usize = 120;
 /// 2024-01-01T00:00:00Z: the sample begins with a year that has a 29th of February.
 const SAMPLE_START: Ts = Ts::from_micros(1_704_067_200_000_000);
+
+/// Longest gap in a zone's time, in minutes: a whole day, where one crosses the date line.
+const MAX_GAP_MINUTES: u32 = 25 * 60;
 
 /// A schedule that cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +59,8 @@ pub enum CronError {
 pub struct Cron {
     pattern: croner::Cron,
     zone: Tz,
+    /// It says at which hours, on the clock that people read.
+    names_hours: bool,
 }
 
 /// A time that has come.
@@ -80,7 +86,7 @@ impl Cron {
         let parser = CronParser::builder().year(Year::Disallowed).build();
         let parsed = parser.parse(pattern).map_err(|error| refused(error.to_string()))?;
         let zone = zone.parse::<Tz>().map_err(|_| CronError::Zone(crate::yaml::shorten(zone)))?;
-        let cron = Self { pattern: parsed, zone };
+        let cron = Self { pattern: parsed, zone, names_hours: names_hours(pattern) };
         let mut at = cron.next_after(SAMPLE_START).ok_or_else(|| CronError::Never(shown()))?;
         for _ in 0..SAMPLE {
             let Some(next) = cron.next_after(at) else { break };
@@ -96,8 +102,33 @@ impl Cron {
     /// The first time after `at`; none if there is none.
     pub fn next_after(&self, at: Ts) -> Option<Ts> {
         let local = at.to_datetime().with_timezone(&self.zone);
-        let next = self.pattern.find_next_occurrence(&local, false).ok()?;
-        Some(Ts::from_datetime(next.to_utc()))
+        if !self.names_hours {
+            let next = self.pattern.find_next_occurrence(&local, false).ok()?;
+            return Some(Ts::from_datetime(next.to_utc()));
+        }
+        // What the clock shows, as if it never were put forward or back.
+        let mut shown = local.naive_local().and_utc();
+        loop {
+            shown = self.pattern.find_next_occurrence(&shown, false).ok()?;
+            let next = Ts::from_datetime(self.first_instant(shown)?);
+            // Within an hour that comes twice, and right behind one that did not come, the clock shows what was met before.
+            if next > at {
+                return Some(next);
+            }
+        }
+    }
+
+    /// When the clock shows this for the first time; for what it never shows, the first instant after the gap.
+    fn first_instant(&self, shown: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let mut at: NaiveDateTime = shown.naive_utc();
+        for _ in 0..=MAX_GAP_MINUTES {
+            match self.zone.from_local_datetime(&at) {
+                LocalResult::Single(one) => return Some(one.to_utc()),
+                LocalResult::Ambiguous(one, other) => return Some(one.to_utc().min(other.to_utc())),
+                LocalResult::None => at = at.with_second(0)?.checked_add_signed(TimeDelta::minutes(1))?,
+            }
+        }
+        None
     }
 
     /// What has come after `after` and up to `now`, but not longer than `catchup` ago.
@@ -111,6 +142,21 @@ impl Cron {
         }
         found
     }
+}
+
+/// Whether the hours of a pattern are named, and not every one or every so many.
+fn names_hours(pattern: &str) -> bool {
+    let fields: Vec<&str> = pattern.split_whitespace().collect();
+    match fields.as_slice() {
+        [alias] => !alias.eq_ignore_ascii_case("@hourly"),
+        [_, hours, _, _, _] | [_, _, hours, _, _, _] => !hours.starts_with(['*', '?']),
+        _ => false,
+    }
+}
+
+/// Names a schedule among those of its workflow, and with it what was looked at.
+pub fn schedule_key(cron: &str, timezone: &str) -> String {
+    format!("{cron}\n{timezone}")
 }
 
 /// How much later than its time a schedule fires, so that those of one time do not all fire at once: below `jitter`, and

@@ -13,6 +13,11 @@ pub const REGISTRATION_UPDATED: &str = "__registration_updated";
 /// What `lifecycle` triggers may name.
 pub const LIFECYCLE: [&str; 4] = ["job_complete", "job_failed", "registration_updated", "workflow_complete"];
 
+/// Whether a job that ended with this status failed, for those who listen to `job_failed`.
+pub fn is_failure(status: &str) -> bool {
+    !matches!(status, "success" | "skipped" | "cancelled")
+}
+
 /// A name that nobody may emit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EventNameError {

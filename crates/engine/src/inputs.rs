@@ -52,8 +52,8 @@ pub fn validate(
     if errors.is_empty() { Ok(out) } else { Err(errors) }
 }
 
-/// The inputs of a run that a schedule starts: what the schedule gives, and the defaults. A workflow that declares no inputs
-/// has those of the schedule, as texts.
+/// The inputs of a run that a schedule starts: what the schedule gives, and the defaults. Nobody is there to be asked for the
+/// others. A workflow that declares no inputs has those of the schedule, as texts.
 ///
 /// # Errors
 /// One [`InputError`] per value that does not fit its declaration, or has none.
@@ -66,7 +66,14 @@ pub fn scheduled(
     if declared.is_empty() {
         return Ok(given);
     }
-    validate(&known(declared, &given), &given)
+    let mut result = validate(declared, &given);
+    for error in result.as_mut().err().into_iter().flatten() {
+        let missing = declared.get(&error.field).is_some_and(|input| input.required && input.default.is_none());
+        if missing && given.get(&error.field).is_none_or(Json::is_null) {
+            error.message.push_str(", as its default or in the schedule's `inputs`");
+        }
+    }
+    result
 }
 
 /// The inputs of a run that a forge's `repository_dispatch` starts: those that are declared, from its free document.
@@ -79,12 +86,6 @@ pub fn dispatched(
 ) -> Result<BTreeMap<String, Json>, Vec<InputError>> {
     let named = given.iter().filter(|(name, _)| declared.contains_key(*name));
     validate(declared, &named.map(|(name, value)| (name.clone(), value.clone())).collect())
-}
-
-/// The declarations of what is given or has a default.
-fn known(declared: &BTreeMap<String, Input>, given: &BTreeMap<String, Json>) -> BTreeMap<String, Input> {
-    let some = declared.iter().filter(|(name, input)| input.default.is_some() || given.contains_key(*name));
-    some.map(|(name, input)| (name.clone(), input.clone())).collect()
 }
 
 /// Checks a declaration: its pattern compiles, its bounds are in order, an `enum` has values, its default is legal.
@@ -242,6 +243,23 @@ mod tests {
             Ok(mut values) => Ok(values.remove("x").unwrap_or(Json::Null)),
             Err(errors) => Err(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
         }
+    }
+
+    #[test]
+    fn a_schedule_must_have_a_value_for_every_input_that_is_required() {
+        let required = Input { required: true, ..input(InputType::String) };
+        let declared = BTreeMap::from([
+            ("env".to_owned(), required),
+            ("n".to_owned(), Input { default: Some(json!(2)), ..input(InputType::Integer) }),
+            ("more".to_owned(), input(InputType::String)),
+        ]);
+        let errors = scheduled(&declared, &BTreeMap::new()).unwrap_err();
+        let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let want = "input `env`: it is required; give a text, as its default or in the schedule's `inputs`";
+        assert_eq!(texts, [want]);
+        let given = BTreeMap::from([("env".to_owned(), "test".to_owned())]);
+        let all = scheduled(&declared, &given).unwrap();
+        assert_eq!(serde_json::to_value(all).unwrap(), json!({"env": "test", "n": 2}));
     }
 
     #[test]

@@ -40,6 +40,10 @@ pub struct RunInfo<'a> {
     pub id: RunId,
     /// Repository whose code it runs, `owner/name`. An event may tell of another one.
     pub repo: &'a str,
+    /// The full ref that it runs for; none for a commit without one. An event may tell of another one.
+    pub git_ref: Option<&'a str>,
+    /// The commit that it runs. An event may tell of another one.
+    pub sha: &'a str,
     /// From 1; a re-run has its parent's plus one.
     pub attempt: u32,
 }
@@ -53,6 +57,16 @@ pub struct Scope<'a> {
     pub event: &'a Event,
     /// The run.
     pub run: RunInfo<'a>,
+}
+
+impl<'a> Scope<'a> {
+    /// The branch of the code that runs: the event's where the run is for the event's ref, else that of the run's ref.
+    fn branch(&self) -> Option<&'a str> {
+        match self.run.git_ref {
+            own if own == self.event.git_ref.as_deref() => self.event.branch(),
+            own => own.and_then(|own| own.strip_prefix("refs/heads/")),
+        }
+    }
 }
 
 /// What became of a job that others need.

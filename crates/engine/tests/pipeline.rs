@@ -83,7 +83,17 @@ fn workflow() -> Workflow {
 
 fn scope<'a>(workflow: &'a Workflow, event: &'a Event) -> Scope<'a> {
     let repo = event.repo.as_deref().unwrap_or_default();
-    Scope { workflow, event, run: RunInfo { id: RunId::from_uuid(Uuid::from_u128(1)), repo, attempt: 1 } }
+    Scope {
+        workflow,
+        event,
+        run: RunInfo {
+            id: RunId::from_uuid(Uuid::from_u128(1)),
+            repo,
+            git_ref: event.git_ref.as_deref(),
+            sha: event.sha.as_deref().unwrap_or_default(),
+            attempt: 1,
+        },
+    }
 }
 
 fn status(job: &JobPlan) -> JobStatus {

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kici_engine::compile::{CompiledSet, compile_set};
 use kici_engine::ids::SourceId;
-use kici_engine::repository::{ConfigError, RepositoryConfig, ResolvedSet, read_config, resolve};
+use kici_engine::lockfile::LockFileError;
+use kici_engine::repository::{
+    CONFIG_FILE, ConfigError, LOCK_FILE, LockMode, RepositoryConfig, ResolvedSet, read_config, resolve,
+};
 use kici_forge::WorkflowFiles;
 
 /// Which commit of which repository, read through which source.
@@ -25,23 +28,39 @@ pub(crate) struct Commit {
     pub set: CompiledSet,
     /// Its workflows: those of the files and of the lock document.
     pub resolved: ResolvedSet,
+    /// Some of its files could not be read.
+    pub unread: bool,
 }
 
 impl Commit {
     fn of(files: &WorkflowFiles) -> Self {
-        let config = files.config.as_deref().map_or_else(|| Ok(RepositoryConfig::default()), read_config);
+        let skipped = |path: &str| files.skipped.iter().find(|skipped| skipped.path == path);
+        // Settings that nobody could read may have asked for more care than the defaults do.
+        let config = match (skipped(CONFIG_FILE), files.config.as_deref()) {
+            (Some(skipped), _) => Err(ConfigError { line: 1, column: 1, problem: skipped.reason.clone() }),
+            (None, Some(text)) => read_config(text),
+            (None, None) => Ok(RepositoryConfig::default()),
+        };
         let set = compile_set(&files.sources());
-        let resolved = match config {
+        let mut resolved = match config {
             Ok(config) => resolve(config, &set, files.lock.as_deref()),
             Err(_) => ResolvedSet::default(),
         };
-        Self { config, set, resolved }
+        if let Some(skipped) = skipped(LOCK_FILE)
+            && config.as_ref().is_ok_and(|config| config.lock != LockMode::Ignore)
+        {
+            resolved.corrupt = Some(LockFileError::Shape(skipped.reason.clone()));
+            resolved.missing = false;
+        }
+        let ignored = config.as_ref().is_ok_and(|config| config.lock == LockMode::Ignore);
+        let unread = files.skipped.iter().any(|skipped| !(ignored && skipped.path == LOCK_FILE));
+        Self { config, set, resolved, unread }
     }
 
     /// Whether every file and the lock document can be used, so that what is not there any more is known to be gone.
     pub fn is_whole(&self) -> bool {
         let files = !self.set.files.iter().any(|(_, file)| file.has_errors());
-        files && self.config.is_ok() && self.resolved.corrupt.is_none() && !self.resolved.missing
+        files && !self.unread && self.config.is_ok() && self.resolved.corrupt.is_none() && !self.resolved.missing
     }
 }
 

@@ -107,10 +107,8 @@ impl Planner {
         }
         let id = RunId::mint(&*self.ids);
         let fleet = self.fleet(&workflow).await?;
-        let planned = plan_run(
-            Scope { workflow: &workflow, event: &event, run: RunInfo { id, repo: &repo, attempt: 1 } },
-            &fleet,
-        )?;
+        let run = RunInfo { id, repo: &repo, git_ref: event.git_ref.as_deref(), sha: &head.sha, attempt: 1 };
+        let planned = plan_run(Scope { workflow: &workflow, event: &event, run }, &fleet)?;
         let plan = match planned {
             Planned::Run(plan) => plan,
             Planned::Declined { reason } => return Err(ManualError::Declined(reason)),

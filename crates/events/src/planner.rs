@@ -8,7 +8,7 @@ use kici_engine::event::{ChangedFiles, Event, EventKind, ForkState};
 use kici_engine::ids::{DeliveryRowId, IdSource, RunId};
 use kici_engine::lock::Workflow;
 use kici_engine::plan::{Activation, Fleet, Planned, RunInfo, RunPlan, Scope, Start, plan_run, wants_hosts};
-use kici_engine::repository::Resolved;
+use kici_engine::repository::{CONFIG_FILE, LOCK_FILE, Resolved};
 use kici_engine::requires::{self, Content, Verdict};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
@@ -20,7 +20,7 @@ use kici_store::model::{DeliveryOutcome, DeliveryStatus, NewRun, ProcessedDelive
 use tokio::time::Instant;
 
 use crate::compiled::{Commit, CommitKey, CompileCache};
-use crate::registrations;
+use crate::registrations::Heads;
 use crate::runs::{Cause, Origin, RunMaker};
 use crate::sources::{OpenSource, SourceBook};
 use crate::trace::Trace;
@@ -85,6 +85,8 @@ pub(crate) struct Decision {
     pub invalid: bool,
     /// The lock document cannot be used.
     pub corrupt: bool,
+    /// The heads of branches that were asked for.
+    pub heads: Heads,
 }
 
 /// The trigger of a workflow that matches.
@@ -105,6 +107,7 @@ impl Decision {
             matched: 0,
             invalid: false,
             corrupt: false,
+            heads: Heads::new(),
         }
     }
 }
@@ -160,12 +163,9 @@ impl Planner {
         let (Some(repo), Some(sha)) = (event.repo.as_deref(), event.sha.as_deref()) else {
             return Ok(outcome(work, DeliveryStatus::Skipped, "the event names no repository or no commit"));
         };
-        if event.kind == EventKind::Pr && event.is_fork_pr != ForkState::No {
-            // Code of strangers runs only under a trust policy, and there is none.
-            let note = match event.is_fork_pr {
-                ForkState::Unknown => "the forge does not say whether the pull request comes from a fork",
-                _ => "the pull request comes from a fork, and no trust policy allows those",
-            };
+        if event.kind == EventKind::Pr
+            && let Some(note) = from_stranger(event)
+        {
             return Ok(outcome(work, DeliveryStatus::Skipped, note));
         }
         let forge = self.sources.forge(source)?;
@@ -175,31 +175,22 @@ impl Planner {
             event.commit_message.clone_from(&files.commit_message);
         }
         let mut decision = Decision::new(&event);
-        decision.trace.skipped_files(&files.skipped);
-        decision.notes.extend(files.skipped.iter().map(|skipped| format!("{}: {}", skipped.path, skipped.reason)));
         let commit = self.compile(source, repo, sha, &files, &mut decision);
+        // Whatever comes of the push: what is registered is what the default branch has.
+        let registrations = self.refresh(&mut decision, source, &event, repo, sha, &commit, &*forge).await?;
         if let Some(marker) = skip_ci(&event).filter(|_| !commit.config.as_ref().is_ok_and(|config| !config.skip_ci)) {
             let note = format!("the head commit says {marker}");
-            return Ok(outcome(work, DeliveryStatus::Skipped, &note));
+            return Ok(ProcessedDelivery { registrations, ..outcome(work, DeliveryStatus::Skipped, &note) });
         }
         if let Some(status) = nothing_to_run(&commit, &files, sha, &mut decision) {
-            return Ok(self.finish(work, decision, Some(status)));
+            return Ok(ProcessedDelivery { registrations, ..self.finish(work, decision, Some(status)) });
         }
         let origin = self.origin(work, source, &event, repo, sha);
         let mut changed = Changed { forge: &*forge, event: &event, files: None };
         for resolved in &commit.resolved.workflows {
             self.consider(&mut decision, origin, resolved, &event, &mut changed).await?;
         }
-        let registers = registrations::is_default_branch_push(&event) && commit.is_whole();
-        let newest = !registers || self.is_newest(source, &event, repo, sha, &*forge).await?;
-        if !newest {
-            decision.notes.push("the branch has a newer commit, whose workflows are the registered ones".to_owned());
-        }
-        let mut done = self.finish(work, decision, None);
-        if registers && newest {
-            done.registrations = Some(registrations::set(source, &event, repo, sha, &commit));
-        }
-        Ok(done)
+        Ok(ProcessedDelivery { registrations, ..self.finish(work, decision, None) })
     }
 
     /// What a commit says.
@@ -218,6 +209,12 @@ impl Planner {
         decision: &mut Decision,
     ) -> Arc<Commit> {
         let commit = self.commit(source, repo, sha, files);
+        decision.invalid |= commit.unread;
+        decision.trace.skipped_files(&files.skipped);
+        // Why the settings or the lock document are not read is said below.
+        let told = |path: &str| path == CONFIG_FILE || (path == LOCK_FILE && commit.resolved.corrupt.is_some());
+        let skipped = files.skipped.iter().filter(|skipped| !told(&skipped.path));
+        decision.notes.extend(skipped.map(|skipped| format!("{}: {}", skipped.path, skipped.reason)));
         for (path, file) in commit.set.files.iter().filter(|(_, file)| file.has_errors()) {
             decision.invalid = true;
             let mut errors = file.diagnostics.iter().filter(|diagnostic| diagnostic.is_error());
@@ -328,7 +325,7 @@ impl Planner {
         let workflow = &resolved.workflow;
         let id = RunId::mint(&*self.ids);
         let fleet = self.fleet(workflow).await?;
-        let run = RunInfo { id, repo: origin.repo, attempt: 1 };
+        let run = RunInfo { id, repo: origin.repo, git_ref: origin.git_ref, sha: origin.sha, attempt: 1 };
         match plan_run(Scope { workflow, event, run }, &fleet) {
             Ok(Planned::Run(mut plan)) => {
                 if let Some(drift) = &resolved.drift {
@@ -413,6 +410,16 @@ pub(crate) async fn unmet(forge: &dyn Forge, repo: &str, sha: &str, workflow: &W
     None
 }
 
+/// Why code of this pull request must not run, nor anything with rights at a stranger's word: strangers run only under a trust
+/// policy, and there is none.
+pub(crate) fn from_stranger(event: &Event) -> Option<&'static str> {
+    match event.is_fork_pr {
+        ForkState::No => None,
+        ForkState::Unknown => Some("the forge does not say whether the pull request comes from a fork"),
+        ForkState::Yes => Some("the pull request comes from a fork, and no trust policy allows those"),
+    }
+}
+
 /// Why nothing of a commit can run, whatever its workflows say; a note goes with it.
 fn nothing_to_run(
     commit: &Commit,
@@ -431,7 +438,8 @@ fn nothing_to_run(
         ));
         return Some(DeliveryStatus::LockfileMissing);
     }
-    if files.files.is_empty() && commit.resolved.workflows.is_empty() && commit.resolved.corrupt.is_none() {
+    let nothing = files.files.is_empty() && !commit.unread;
+    if nothing && commit.resolved.workflows.is_empty() && commit.resolved.corrupt.is_none() {
         decision.notes.push(format!("no workflow files under .kici/workflows at commit {short}"));
         return Some(DeliveryStatus::LockfileMissing);
     }

@@ -1,37 +1,59 @@
 //! Registered workflows: those of default branches that an event without a commit of its own can start, and the events
 //! that do.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kici_engine::event::{Event, EventKind};
+use kici_engine::ids::SourceId;
 use kici_engine::lock::Workflow;
 use kici_engine::repository::Resolved;
 use kici_engine::trigger::{Outcome, kind_name, match_workflow};
-use kici_forge::Forge;
+use kici_forge::{Forge, ForgeError};
 use kici_store::model::{DeliveryStatus, ProcessedDelivery, RegisteredWorkflow, Registration, RegistrationSet};
 
 use crate::compiled::Commit;
-use crate::planner::{Decision, Matched, Planner, Retry, Work, outcome};
+use crate::planner::{Decision, Matched, Planner, Retry, Work, from_stranger, outcome};
 use crate::runs::{Cause, Origin, lock_form};
 use crate::sources::OpenSource;
+
+/// The longest wait for the head of a branch: after that the registered commit is better than none.
+const HEAD_WAIT: Duration = Duration::from_secs(10);
+
+/// The heads of branches, by source, repository and branch.
+pub(crate) type Heads = HashMap<(SourceId, String, Option<String>), String>;
 
 /// True for a push to the repository's default branch.
 pub(crate) fn is_default_branch_push(event: &Event) -> bool {
     event.kind == EventKind::Push && event.default_branch.is_some() && event.default_branch == event.target_branch
 }
 
-/// The registrations that the workflows of a commit make.
-pub(crate) fn set(source: &OpenSource, event: &Event, repo: &str, sha: &str, commit: &Commit) -> RegistrationSet {
-    let workflows = registrable(commit);
+/// The registrations that the workflows of a commit make. Of one that is not whole nothing is known to be gone.
+fn set(
+    source: &OpenSource,
+    default_branch: Option<&str>,
+    repo: &str,
+    sha: &str,
+    commit: &Commit,
+    seen: Option<Vec<String>>,
+) -> RegistrationSet {
     RegistrationSet {
         org: source.source.org.clone(),
         routing_key: source.source.routing_key(),
         source_id: source.source.id,
         repo: repo.to_owned(),
         sha: sha.to_owned(),
-        default_branch: event.default_branch.clone(),
-        workflows,
+        default_branch: default_branch.map(str::to_owned),
+        workflows: registrable(commit),
+        keeps_others: !commit.is_whole(),
+        seen,
     }
+}
+
+/// The commits that these registrations are from, each once.
+fn commits_of<'a>(known: impl Iterator<Item = &'a Registration>) -> Vec<String> {
+    known.map(|one| one.sha.clone()).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// A workflow that its lock document and its file disagree on is not registered: the stored form could not say so.
@@ -113,6 +135,12 @@ impl Planner {
         source: &OpenSource,
         event: &Event,
     ) -> Result<ProcessedDelivery, Retry> {
+        // Anybody may review what he has proposed himself, and a review starts with the rights of the default branch.
+        if matches!(event.kind, EventKind::Review | EventKind::ReviewComment)
+            && let Some(note) = from_stranger(event)
+        {
+            return Ok(outcome(work, DeliveryStatus::Skipped, note));
+        }
         let scope = (event.kind != EventKind::Hook).then(|| source.source.routing_key());
         let kinds: Vec<&str> = listeners(event.kind).into_iter().chain(["webhook"]).collect();
         let mut found = self.listening(&work.org, scope, &kinds).await?;
@@ -130,24 +158,52 @@ impl Planner {
         Ok(self.finish(work, decision, None))
     }
 
-    /// Whether a pushed commit is the head of its branch, so that a push that arrives late does not bring back what a later
-    /// one has replaced. The forge is only asked about a commit that is not the registered one.
-    pub(crate) async fn is_newest(
+    /// What a push to the default branch makes of the repository's registrations, whatever else comes of it; none where nothing
+    /// is to be written. A push that arrives late does not bring back what a later one has replaced: the forge is asked about
+    /// a commit that is not the registered one, and the writer compares again what was registered then.
+    ///
+    /// # Errors
+    /// [`Retry`] when the forge does not answer.
+    #[allow(clippy::too_many_arguments, reason = "each is a part of the push that is looked at")]
+    pub(crate) async fn refresh(
         &self,
+        decision: &mut Decision,
         source: &OpenSource,
         event: &Event,
         repo: &str,
         sha: &str,
+        commit: &Commit,
         forge: &dyn Forge,
-    ) -> Result<bool, Retry> {
+    ) -> Result<Option<RegistrationSet>, Retry> {
+        if !is_default_branch_push(event) {
+            return Ok(None);
+        }
         let (org, key) = (source.source.org.clone(), Some(source.source.routing_key()));
         let known = self.store.registration_list(org, key, None).await?;
-        if known.iter().filter(|one| one.repo == repo).all(|one| one.sha == sha) {
-            return Ok(true);
+        let seen = commits_of(known.iter().filter(|one| one.repo == repo));
+        let set = set(source, event.default_branch.as_deref(), repo, sha, commit, Some(seen.clone()));
+        let nothing = set.workflows.is_empty() && (set.keeps_others || seen.is_empty());
+        if set.keeps_others && !seen.is_empty() {
+            let kept = "the commit is not sound as a whole: workflows that it does not have stay registered";
+            decision.notes.push(kept.to_owned());
         }
-        // Without an answer the push counts: better an old definition than none.
-        let head = forge.head(repo, event.default_branch.as_deref()).await;
-        Ok(head.map_or(true, |head| head.sha == sha))
+        if nothing {
+            return Ok(None);
+        }
+        if seen != [sha.to_owned()] {
+            match forge.head(repo, event.default_branch.as_deref()).await {
+                Ok(head) if head.sha != sha => {
+                    let newer = "the branch has a newer commit, whose workflows are the registered ones";
+                    decision.notes.push(newer.to_owned());
+                    return Ok(None);
+                }
+                Ok(_) => {}
+                Err(error) if error.is_retryable() => return Err(error.into()),
+                // A branch that the forge does not know is not known to have a newer commit.
+                Err(_) => {}
+            }
+        }
+        Ok(Some(set))
     }
 
     /// The registrations that have one of these trigger types, each once.
@@ -200,7 +256,7 @@ impl Planner {
         Ok(None)
     }
 
-    /// Plans the run of a registered workflow that matches, at the head of its default branch.
+    /// Plans the run of a registered workflow that matches.
     pub(crate) async fn run_candidate(
         &self,
         decision: &mut Decision,
@@ -211,26 +267,15 @@ impl Planner {
     ) -> Result<(), Retry> {
         let Candidate { registration, workflow, event, trigger, kind } = candidate;
         let Some((open, forge)) = self.owner(decision, registration).await? else { return Ok(()) };
-        // The commit is that of the default branch now; the definition is the registered one.
-        let head = forge.head(&registration.repo, registration.default_branch.as_deref()).await;
-        let sha = match head {
-            Ok(head) => head.sha,
-            Err(error) if haste == Haste::CanWait && error.is_retryable() => return Err(error.into()),
-            Err(error) => {
-                decision.notes.push(format!(
-                    "{}: the head of the default branch is not known ({error}); the registered commit is used",
-                    registration.workflow_name
-                ));
-                registration.sha.clone()
-            }
+        let Some((sha, git_ref)) = self.code_of(decision, registration, event, &open, &*forge, haste).await? else {
+            return Ok(());
         };
         let event = self.as_seen(event, registration, &open, &sha);
-        let git_ref = registration.default_branch.as_ref().map(|branch| format!("refs/heads/{branch}"));
         let origin = Origin {
             org: told.org,
             source: open.source.id,
             repo: &registration.repo,
-            git_ref: git_ref.as_deref().or(event.git_ref.as_deref()),
+            git_ref: git_ref.as_deref(),
             sha: &sha,
             cause,
             request_id: told.request_id,
@@ -238,6 +283,58 @@ impl Planner {
         };
         let resolved = Resolved { workflow, drift: None };
         self.start(decision, origin, &resolved, &event, Matched { trigger, kind: &kind }, &*forge).await
+    }
+
+    /// The commit of a run and its ref; the definition is the registered one. A release, and a branch or tag that was made, is
+    /// itself what runs, as on its forge; everything else runs the head of the default branch. None where that cannot be
+    /// told, which then stands in the notes.
+    async fn code_of(
+        &self,
+        decision: &mut Decision,
+        registration: &Registration,
+        event: &Event,
+        open: &OpenSource,
+        forge: &dyn Forge,
+        haste: Haste,
+    ) -> Result<Option<(String, Option<String>)>, Retry> {
+        if matches!(event.kind, EventKind::Release | EventKind::Create)
+            && let Some(git_ref) = &event.git_ref
+        {
+            return match forge.commit_of(&registration.repo, git_ref).await {
+                Ok(sha) => Ok(Some((sha, Some(git_ref.clone())))),
+                Err(error) if error.is_retryable() => Err(error.into()),
+                Err(error) => {
+                    let note = format!("{}: the commit of {git_ref} is not known: {error}", registration.workflow_name);
+                    decision.notes.push(note);
+                    Ok(None)
+                }
+            };
+        }
+        let branch = registration.default_branch.as_deref();
+        let git_ref = branch.map(|branch| format!("refs/heads/{branch}"));
+        let key = (open.source.id, registration.repo.clone(), registration.default_branch.clone());
+        if let Some(sha) = decision.heads.get(&key) {
+            return Ok(Some((sha.clone(), git_ref)));
+        }
+        let late = |_| ForgeError::Unavailable {
+            what: format!("the head of `{}`", registration.repo),
+            problem: format!("no answer within {} s", HEAD_WAIT.as_secs()),
+        };
+        let asked = tokio::time::timeout(HEAD_WAIT, forge.head(&registration.repo, branch)).await;
+        match asked.map_err(late).and_then(|head| head) {
+            Ok(head) => {
+                decision.heads.insert(key, head.sha.clone());
+                Ok(Some((head.sha, git_ref)))
+            }
+            Err(error) if haste == Haste::CanWait && error.is_retryable() => Err(error.into()),
+            Err(error) => {
+                decision.notes.push(format!(
+                    "{}: the head of the default branch is not known ({error}); the registered commit is used",
+                    registration.workflow_name
+                ));
+                Ok(Some((registration.sha.clone(), git_ref)))
+            }
+        }
     }
 
     /// The event as the run sees it: what it does not say of the code is that of the default branch, and the source is the one
@@ -292,19 +389,10 @@ impl Planner {
         let forge = self.sources.forge(source)?;
         let head = forge.head(repo, None).await?;
         let files = forge.workflows_at(repo, &head.sha).await?;
-        let workflows = registrable(&self.commit(source, repo, &head.sha, &files));
-        let count = workflows.len();
-        self.store
-            .registrations_replace(RegistrationSet {
-                org: source.source.org.clone(),
-                routing_key: source.source.routing_key(),
-                source_id: source.source.id,
-                repo: repo.to_owned(),
-                sha: head.sha,
-                default_branch: head.branch,
-                workflows,
-            })
-            .await?;
+        let commit = self.commit(source, repo, &head.sha, &files);
+        let set = set(source, head.branch.as_deref(), repo, &head.sha, &commit, None);
+        let count = set.workflows.len();
+        self.store.registrations_replace(set).await?;
         Ok(count)
     }
 }

@@ -64,6 +64,12 @@ pub trait Forge: Send + Sync {
     /// [`ForgeError::NotFound`] when there is no such branch.
     async fn head(&self, repo: &str, branch: Option<&str>) -> Result<Head, ForgeError>;
 
+    /// The commit of a full ref, `refs/heads/...` or `refs/tags/...`; that of an annotated tag is the commit behind it.
+    ///
+    /// # Errors
+    /// [`ForgeError::NotFound`] when there is no such ref.
+    async fn commit_of(&self, repo: &str, git_ref: &str) -> Result<String, ForgeError>;
+
     /// Deliveries since `since` that the forge could not bring to us and has not brought since (R8). At most 100.
     ///
     /// # Errors

@@ -133,6 +133,10 @@ impl Forge for NoRepository {
         Err(self.error())
     }
 
+    async fn commit_of(&self, _repo: &str, _git_ref: &str) -> Result<String, ForgeError> {
+        Err(self.error())
+    }
+
     async fn failed_deliveries(&self, _since: Ts) -> Result<Vec<FailedDelivery>, ForgeError> {
         Ok(Vec::new())
     }

@@ -22,7 +22,7 @@ use crate::cache::{Key, WorkflowCache};
 use crate::forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, GitHost, Head, Minted};
 use crate::github::api::Api;
 use crate::github::auth::{Access, App};
-use crate::local::{check_sha, is_branch_name};
+use crate::local::{check_sha, is_branch_name, ref_name};
 use crate::normalise::is_zero_sha;
 use crate::source::{GithubConfig, Source, is_repo_name};
 use crate::workflows::{Limits, WorkflowFiles};
@@ -93,6 +93,18 @@ impl Github {
         Ok(default)
     }
 
+    /// What a ref or an annotated tag points at. <https://docs.github.com/en/rest/git/refs>
+    async fn git_object(&self, repo: &str, what: &str, path: &[&str]) -> Result<GitObject, ForgeError> {
+        #[derive(Deserialize)]
+        struct Pointer {
+            object: GitObject,
+        }
+        let token = self.app.token(&self.api, repo, Access::Contents).await?;
+        let url = self.api.url(&[&["repos", repo], path].concat())?;
+        let found: Result<Pointer, _> = self.api.get(what, url, &token).await;
+        Ok(self.app.watch(repo, Access::Contents, found)?.object)
+    }
+
     async fn default_branch(&self, repo: &str) -> Result<String, ForgeError> {
         #[derive(Deserialize)]
         struct Repository {
@@ -103,6 +115,17 @@ impl Github {
         let found: Repository = self.api.get(&format!("repository `{repo}`"), url, &token).await?;
         Ok(found.default_branch)
     }
+}
+
+/// Tags that point at tags, until the commit comes.
+const MAX_TAGS_OF_TAGS: usize = 5;
+
+/// A git object by type and id.
+#[derive(Debug, Deserialize)]
+struct GitObject {
+    sha: String,
+    #[serde(rename = "type")]
+    kind: String,
 }
 
 fn check_repo(repo: &str) -> Result<(), ForgeError> {
@@ -194,14 +217,6 @@ impl Forge for Github {
     }
 
     async fn head(&self, repo: &str, branch: Option<&str>) -> Result<Head, ForgeError> {
-        #[derive(Deserialize)]
-        struct Ref {
-            object: Object,
-        }
-        #[derive(Deserialize)]
-        struct Object {
-            sha: String,
-        }
         check_repo(repo)?;
         let branch = match branch {
             Some(branch) => branch.to_owned(),
@@ -211,11 +226,23 @@ impl Forge for Github {
         if !is_branch_name(&branch) {
             return Err(ForgeError::not_found(what));
         }
-        let token = self.app.token(&self.api, repo, Access::Contents).await?;
-        let found: Result<Ref, _> =
-            self.api.get(&what, self.api.url(&["repos", repo, "git/ref/heads", &branch])?, &token).await;
-        let sha = self.app.watch(repo, Access::Contents, found)?.object.sha;
+        let sha = self.git_object(repo, &what, &["git/ref/heads", &branch]).await?.sha;
         Ok(Head { branch: Some(branch), sha })
+    }
+
+    async fn commit_of(&self, repo: &str, git_ref: &str) -> Result<String, ForgeError> {
+        check_repo(repo)?;
+        let what = format!("`{git_ref}` of `{repo}`");
+        let Some(name) = ref_name(git_ref) else { return Err(ForgeError::not_found(what)) };
+        let mut object = self.git_object(repo, &what, &["git/ref", name]).await?;
+        for _ in 0..MAX_TAGS_OF_TAGS {
+            if object.kind == "commit" {
+                return Ok(object.sha);
+            }
+            check_sha(&object.sha)?;
+            object = self.git_object(repo, &what, &["git/tags", &object.sha]).await?;
+        }
+        Err(ForgeError::not_found(format!("a commit behind {what}")))
     }
 
     async fn failed_deliveries(&self, since: Ts) -> Result<Vec<FailedDelivery>, ForgeError> {

@@ -165,6 +165,13 @@ impl Forge for Local {
         }
     }
 
+    async fn commit_of(&self, repo: &str, git_ref: &str) -> Result<String, ForgeError> {
+        self.own(repo)?;
+        let missing = || ForgeError::not_found(format!("`{git_ref}` in {}", self.path.display()));
+        ref_name(git_ref).ok_or_else(missing)?;
+        self.git.commit_of(git_ref).await?.ok_or_else(missing)
+    }
+
     async fn failed_deliveries(&self, _since: Ts) -> Result<Vec<FailedDelivery>, ForgeError> {
         Ok(Vec::new())
     }
@@ -184,6 +191,13 @@ pub(crate) fn check_sha(text: &str) -> Result<(), ForgeError> {
         what: format!("commit `{}`", text.chars().take(80).collect::<String>()),
         hint: "a commit is named by its full id in lower-case hex".to_owned(),
     })
+}
+
+/// What stands behind `refs/` of a branch or tag; none for all else.
+pub(crate) fn ref_name(git_ref: &str) -> Option<&str> {
+    let name = git_ref.strip_prefix("refs/")?;
+    let short = name.strip_prefix("heads/").or_else(|| name.strip_prefix("tags/"))?;
+    is_branch_name(short).then_some(name)
 }
 
 /// Whether `text` can be a branch (git-check-ref-format(1), the rules that matter when it stands behind `refs/heads/`).

@@ -25,6 +25,10 @@ pub struct FakeRepo {
     pub default_branch: String,
     /// Commit of each branch.
     pub branches: BTreeMap<String, String>,
+    /// What each tag points at: a commit, or a tag object of `tag_objects`.
+    pub tags: BTreeMap<String, String>,
+    /// Commit of each annotated tag's object.
+    pub tag_objects: BTreeMap<String, String>,
     /// Files of each commit: path to content.
     pub commits: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     /// Changed files of each pull request.
@@ -66,6 +70,8 @@ pub struct FakeState {
     pub deliveries: Vec<FakeDelivery>,
     /// Given once each, in order, to the first call that fits.
     pub faults: VecDeque<Fault>,
+    /// Calls whose `METHOD path` contains one of these are never answered.
+    pub hangs: Vec<String>,
     /// `METHOD path?query` of every call.
     pub calls: Vec<String>,
     /// Tokens given out: (token, repository name, permissions).

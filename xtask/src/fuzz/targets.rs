@@ -77,7 +77,8 @@ fn lock(bytes: &[u8]) -> Result<()> {
 fn run_of(workflow: &Workflow) {
     let event = event();
     match_workflow(workflow, &event, Some(&ChangedFiles::Known(vec!["src/a.rs".to_owned()])));
-    let run = RunInfo { id: RunId::from_uuid(Default::default()), repo: "acme/app", attempt: 1 };
+    let run =
+        RunInfo { id: RunId::from_uuid(Default::default()), repo: "acme/app", git_ref: None, sha: "", attempt: 1 };
     let scope = Scope { workflow, event: &event, run };
     let Ok(Planned::Run(plan)) = plan_run(scope, &Fleet::default()) else { return };
     let needs = BTreeMap::new();

@@ -27,6 +27,9 @@ const RUNS_SHOWN: usize = 200;
 /// Patterns of one statement of trust.
 const MAX_PATTERNS: usize = 100;
 
+/// Longest name of a repository.
+const MAX_REPO_BYTES: usize = 200;
+
 /// The bus over the store.
 pub(crate) struct BusBook {
     pub(crate) store: Store,
@@ -68,7 +71,11 @@ impl BusBook {
     async fn origin(&self, caller: &Caller, request: &EmitEvent) -> Answer<Option<Place>> {
         let source = match (&request.source, &caller.routing_key) {
             (Some(name), _) => Some(self.source("source", name).await?),
-            (None, Some(scope)) => self.store.source_by_routing_key(scope.clone()).await.map_err(fault::store)?,
+            (None, Some(scope)) => {
+                let own = self.store.source_by_routing_key(scope.clone()).await.map_err(fault::store)?;
+                let gone = || Problem::rejected("source", "the source of this token was removed");
+                Some(own.ok_or_else(gone)?)
+            }
             (None, None) => None,
         };
         let Some(source) = source else {
@@ -83,6 +90,13 @@ impl BusBook {
         let own = self.sources.open(&source).ok().and_then(|open| open.source.local_repo());
         let repo = request.repo.clone().or(own);
         let repo = repo.ok_or_else(|| Problem::rejected("repo", "say which repository of the source emits it"))?;
+        if repo.is_empty()
+            || repo.len() > MAX_REPO_BYTES
+            || repo.contains(|c: char| c.is_control() || c.is_whitespace())
+        {
+            let detail = format!("a repository is 1 to {MAX_REPO_BYTES} bytes without blanks, as `owner/name`");
+            return Err(Problem::rejected("repo", detail));
+        }
         Ok(Some(Place { routing_key: source.routing_key, repo }))
     }
 
@@ -163,12 +177,14 @@ fn refused(error: EmitError) -> Problem {
     }
 }
 
-/// What a request key stands for, per caller: keys of others are others.
-fn request_key(caller: &Caller, kind: &str, key: Option<&str>) -> String {
-    match key {
-        Some(key) => format!("api:{kind}:{}:{key}", caller.actor),
-        None => format!("api:{kind}:{}", caller.request_id),
-    }
+/// What a request is stored under, per caller: keys of others are others. Without a key each request is one of its own.
+fn request_key(caller: &Caller, kind: &str, key: Option<&str>) -> Option<String> {
+    key.map(|key| format!("api:{kind}:{}:{key}", caller.actor))
+}
+
+/// A key that was used for something else before.
+fn key_taken(id: EventId) -> Problem {
+    Problem::new(Code::Conflict, format!("this Idempotency-Key belongs to another request, which made event {id}"))
 }
 
 fn trust_view(one: model::EventTrust, names: &BTreeMap<String, String>) -> EventTrustView {
@@ -236,10 +252,19 @@ impl Bus for BusBook {
             name: request.name.clone(),
             payload: request.payload.clone().unwrap_or_else(|| json!({})),
             target_repos: request.target_repos.clone(),
-            key: Some(request_key(caller, "emit", key)),
+            key: request_key(caller, "emit", key),
             request_id: caller.request_id.clone(),
         };
-        let (event_id, _) = self.bus.emit(emit).await.map_err(refused)?;
+        let (event_id, known) = self.bus.emit(emit.clone()).await.map_err(refused)?;
+        if known && let Some(stored) = self.store.event_get(event_id).await.map_err(fault::store)? {
+            let EventOrigin::Outside { routing_key, repo, .. } = &emit.origin else { return Err(key_taken(event_id)) };
+            let same = (&stored.name, &stored.payload, &stored.target_repos)
+                == (&emit.name, &emit.payload, &emit.target_repos)
+                && (&stored.routing_key, &stored.source_repo) == (routing_key, repo);
+            if !same {
+                return Err(key_taken(event_id));
+            }
+        }
         Ok(EventEmitted { event_id })
     }
 
@@ -280,13 +305,22 @@ impl Bus for BusBook {
         if self.all_registrations(caller).await?.iter().all(|one| one.id != id) {
             return Err(Problem::not_found(format!("registration {id}")));
         }
-        let (by, key) = (caller.actor.to_string(), request_key(caller, "schedule", key));
-        let fired = self.schedules.fire(id, request.cron.as_deref(), &by, key).await;
+        let by = caller.actor.to_string();
+        let fired = self.schedules.fire(id, request.cron.as_deref(), &by, request_key(caller, "schedule", key)).await;
         let event_id = fired.map_err(|error| match error {
-            ScheduleError::None(_) => Problem::new(Code::Conflict, error.to_string()),
+            ScheduleError::None(_) | ScheduleError::Disabled(_) => Problem::new(Code::Conflict, error.to_string()),
             ScheduleError::Several(..) => Problem::rejected("cron", error.to_string()),
             ScheduleError::Store(error) => fault::store(error),
         })?;
+        if key.is_some()
+            && let Some(stored) = self.store.event_get(event_id).await.map_err(fault::store)?
+        {
+            let asked = request.cron.as_deref();
+            let other = asked.is_some_and(|cron| stored.payload.get("cron").and_then(Json::as_str) != Some(cron));
+            if stored.registration_id != Some(id) || other {
+                return Err(key_taken(event_id));
+            }
+        }
         Ok(EventEmitted { event_id })
     }
 

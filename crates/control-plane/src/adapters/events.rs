@@ -184,13 +184,13 @@ impl Events for EventBook {
         let events = self.store.event_list(filter, views::page(page)).await.map_err(fault::store)?;
         let more = deliveries.next.is_some() || events.next.is_some();
         let mut items: Vec<DeadLetter> = deliveries.items.into_iter().map(dead_delivery).collect();
-        for event in events.items {
-            let source = match &event.routing_key {
-                Some(key) => self.store.source_by_routing_key(key.clone()).await.map_err(fault::store)?,
-                None => None,
-            };
-            items.push(dead_event(event, source.map(|source| source.name)));
-        }
+        let sources = self.store.source_list(DEFAULT_ORG.to_owned()).await.map_err(fault::store)?;
+        let names: HashMap<String, String> =
+            sources.into_iter().map(|source| (source.routing_key, source.name)).collect();
+        items.extend(events.items.into_iter().map(|event| {
+            let source = event.routing_key.as_ref().and_then(|key| names.get(key).cloned());
+            dead_event(event, source)
+        }));
         let place = |letter: &DeadLetter| Position { at: letter.created_at, id: bare(letter.id) };
         items.sort_by_key(|letter| std::cmp::Reverse((letter.created_at, bare(letter.id))));
         let limit = usize::try_from(page.limit).unwrap_or(usize::MAX);
@@ -238,7 +238,9 @@ impl Events for EventBook {
             }
             LetterId::Event(id) => {
                 self.dead_event(caller, id).await?;
-                self.store.event_discard(id, note).await.map_err(fault::store)?;
+                if !self.store.event_discard(id, note).await.map_err(fault::store)? {
+                    return Err(Problem::new(Code::Conflict, format!("event {id} is being processed")));
+                }
             }
         }
         self.live.publish(Change::Dlq {});

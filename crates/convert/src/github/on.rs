@@ -27,6 +27,7 @@ pub(super) fn triggers(root: &Fields<'_>, report: &Report) -> (Y, BTreeMap<Strin
     }
     // Several of them are alternatives of one trigger.
     let mut webhooks = Vec::new();
+    let scheduled = events.iter().any(|(event, ..)| *event == "schedule");
     let nothing = Node { span: entry.value.span, data: Data::Map(Vec::new()) };
     for (event, at, node) in events {
         if event == "schedule" {
@@ -48,7 +49,7 @@ pub(super) fn triggers(root: &Fields<'_>, report: &Report) -> (Y, BTreeMap<Strin
             "workflow_dispatch" => {
                 let mut manual = Map::default();
                 if let Some(declared) = fields.fields("inputs") {
-                    manual.some("inputs", at, Y::Map(self::inputs(&declared, &mut inputs, report)));
+                    manual.some("inputs", at, Y::Map(self::inputs(&declared, &mut inputs, scheduled, report)));
                 }
                 on.put("manual", at, Y::Map(manual));
             }
@@ -215,7 +216,8 @@ fn pattern(text: &str) -> String {
     out + "$/"
 }
 
-fn inputs(fields: &Fields<'_>, known: &mut BTreeMap<String, Ty>, report: &Report) -> Map {
+/// The inputs of runs by hand. Runs on a `scheduled` workflow have none, so that no input of one can be required.
+fn inputs(fields: &Fields<'_>, known: &mut BTreeMap<String, Ty>, scheduled: bool, report: &Report) -> Map {
     let mut out = Map::default();
     for entry in fields.rest() {
         let at = entry.span.start;
@@ -241,6 +243,11 @@ fn inputs(fields: &Fields<'_>, known: &mut BTreeMap<String, Ty>, report: &Report
             made.put("default", at, if plain { Y::Plain(default.to_owned()) } else { Y::Text(default.to_owned()) });
         }
         match input.flag("required") {
+            Some(true) if default.is_none() && scheduled => {
+                let loss = "the workflow has a schedule too, whose runs have no inputs: it is optional here";
+                input.lose("required", loss.to_owned());
+                made.put("required", at, Y::Plain("false".into()));
+            }
             Some(true) if default.is_none() => made.put("required", at, Y::Plain("true".into())),
             _ if default.is_none() => made.put("required", at, Y::Plain("false".into())),
             _ => {}

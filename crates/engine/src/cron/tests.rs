@@ -48,6 +48,35 @@ fn a_time_in_the_gap_comes_right_after_it_and_one_that_repeats_comes_once() {
 }
 
 #[test]
+fn a_pattern_with_several_named_hours_meets_each_of_them_once_on_every_day() {
+    let days = |pattern: &str| {
+        let spring = next(pattern, "Europe/Berlin", "2026-03-28T23:00:00Z", 6);
+        let autumn = next(pattern, "Europe/Berlin", "2026-10-24T22:00:00Z", 6);
+        let on = |all: Vec<String>, end: &str| all.into_iter().filter(|at| at.as_str() < end).collect::<Vec<_>>();
+        (on(spring, "2026-03-29T22:00:00Z"), on(autumn, "2026-10-25T23:00:00Z"))
+    };
+    let table: [(&str, &[&str], &[&str]); 4] = [
+        ("0 2,14 * * *", &["03-29T01:00", "03-29T12:00"], &["10-25T00:00", "10-25T13:00"]),
+        ("0,30 2 * * *", &["03-29T01:00"], &["10-25T00:00", "10-25T00:30"]),
+        (
+            "30 1-5 * * *",
+            &["03-29T00:30", "03-29T01:00", "03-29T01:30", "03-29T02:30", "03-29T03:30"],
+            &["10-24T23:30", "10-25T00:30", "10-25T02:30", "10-25T03:30", "10-25T04:30"],
+        ),
+        ("15 30 2 * * *", &["03-29T01:00"], &["10-25T00:30"]),
+    ];
+    for (pattern, spring, autumn) in table {
+        let full = |short: &[&str]| {
+            let seconds = |at: &&str| if pattern == "15 30 2 * * *" && *at == "10-25T00:30" { "15" } else { "00" };
+            short.iter().map(|at| format!("2026-{at}:{}Z", seconds(at))).collect::<Vec<_>>()
+        };
+        assert_eq!(days(pattern), (full(spring), full(autumn)), "{pattern}");
+    }
+    // A whole day that was left out: Samoa had no 2011-12-30.
+    assert_eq!(next("0 12 30 12 *", "Pacific/Apia", "2011-12-01T00:00:00Z", 1), ["2011-12-30T10:00:00Z"]);
+}
+
+#[test]
 fn wrong_patterns_and_zones_are_told_apart() {
     let error = |pattern: &str, zone: &str| Cron::parse(pattern, zone).unwrap_err().to_string();
     assert!(error("* * *", "UTC").contains("is not a cron pattern"));
@@ -90,6 +119,20 @@ proptest! {
         }
         let whole = cron.due(start, now, MAX_CATCHUP).map_or(0, |due| due.missed + 1);
         prop_assert_eq!(met, whole);
+    }
+
+    /// A pattern of named hours is met once for each time that the clock shows, whatever the zone does to it.
+    #[test]
+    fn named_hours_are_met_once_a_day(hours in prop::collection::btree_set(4_u32..24, 1..5), minute in 0_u32..60) {
+        let list: Vec<String> = hours.iter().map(ToString::to_string).collect();
+        let cron = Cron::parse(&format!("{minute} {} * * *", list.join(",")), "America/New_York").unwrap();
+        let year = Duration::from_secs(365 * 24 * 3600);
+        let (mut at, end) = (ts("2026-01-01T05:00:00Z"), ts("2026-01-01T05:00:00Z").plus(year));
+        let mut met = 0;
+        while let Some(next) = cron.next_after(at).filter(|next| *next < end) {
+            (at, met) = (next, met + 1);
+        }
+        prop_assert_eq!(met, 365 * hours.len());
     }
 
     #[test]

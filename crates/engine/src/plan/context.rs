@@ -11,6 +11,7 @@ use crate::expr::{Context, Expr, ExprError, Functions, Part, Template};
 use crate::lock::{Action, Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
 
 /// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
+/// `repo`, `ref`, `sha` and `branch` are those of the code that runs; what the event tells of is under `event`.
 /// What the event lacks is the empty text, never an unknown name; within `event` it is absent, for `has()`.
 /// The payload is there if the workflow reads it.
 pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Needs) -> Context {
@@ -24,9 +25,9 @@ pub fn context(scope: Scope<'_>, matrix: &BTreeMap<String, String>, needs: &Need
     Context::new()
         .with("event", shown)
         .with("repo", scope.run.repo)
-        .with("ref", text(event.git_ref.as_deref()))
-        .with("sha", text(event.sha.as_deref()))
-        .with("branch", text(event.branch()))
+        .with("ref", text(scope.run.git_ref))
+        .with("sha", scope.run.sha)
+        .with("branch", text(scope.branch()))
         .with("inputs", json(&event.inputs))
         .with("vars", json!({}))
         .with("matrix", json(matrix))

@@ -64,7 +64,13 @@ fn workflow(extra: serde_json::Value, jobs: &[serde_json::Value]) -> Workflow {
 }
 
 fn run() -> RunInfo<'static> {
-    RunInfo { id: RunId::from_uuid(Uuid::from_u128(7)), repo: "acme/app", attempt: 2 }
+    RunInfo {
+        id: RunId::from_uuid(Uuid::from_u128(7)),
+        repo: "acme/app",
+        git_ref: Some("refs/heads/main"),
+        sha: "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        attempt: 2,
+    }
 }
 
 fn plan(workflow: &Workflow) -> RunPlan {

@@ -2,55 +2,101 @@
 
 use kici_engine::event::{Event, EventKind, ForkState, Sender};
 use kici_engine::event_name;
+use kici_engine::ids::RegistrationId;
 use kici_engine::pattern::Patterns;
 use kici_store::model::{BusEvent, EventTrust, Registration};
 use serde_json::Value as Json;
+use tokio::sync::OnceCell;
 
 use crate::planner::{Decision, Planner, Retry};
 use crate::registrations::{Haste, Told};
 use crate::runs::Cause;
 
-/// What an event leads to.
-pub(crate) struct Delivered {
-    pub decision: Decision,
-    /// Why not everybody who listens has it; another attempt may help.
-    pub again: Option<String>,
+/// Who is told of an event, and in which forms.
+pub(crate) struct Audience {
+    forms: Vec<Event>,
+    registrations: Vec<Registration>,
+    /// Those that an earlier attempt has started.
+    served: Vec<RegistrationId>,
+    /// Read when the first one needs it.
+    trust: OnceCell<Vec<EventTrust>>,
+}
+
+impl Audience {
+    /// Those who may listen.
+    pub(crate) fn registrations(&self) -> &[Registration] {
+        &self.registrations
+    }
+
+    /// A decision about nobody yet.
+    pub(crate) fn decision(&self) -> Decision {
+        let mut decision = Decision::new(&self.forms[0]);
+        if self.registrations.is_empty() {
+            decision.notes.push("no registered workflow listens to it".to_owned());
+        }
+        decision
+    }
 }
 
 impl Planner {
-    /// Decides what an event of the bus causes. `last` says that no other attempt follows.
-    pub(crate) async fn deliver(&self, event: &BusEvent, last: bool) -> Result<Delivered, Retry> {
+    /// Finds out who is to be told of an event.
+    ///
+    /// # Errors
+    /// [`Retry`] when the database does not answer.
+    pub(crate) async fn audience(&self, event: &BusEvent) -> Result<Audience, Retry> {
         let (kinds, forms) = forms(event);
-        let mut decision = Decision::new(&forms[0]);
-        let mut again = None;
-        let mut found = self.listening(&event.org, None, kinds).await?;
-        found.retain(|registration| is_for(event, registration));
-        let mut trust: Option<Vec<EventTrust>> = None;
-        let told = Told { org: &event.org, request_id: &event.request_id, events: &forms };
-        for registration in &found {
-            let Some(candidate) = self.candidate(&mut decision, registration, &told).await? else { continue };
-            if !same_source(event, registration) {
-                let list = match &mut trust {
-                    Some(list) => list,
-                    empty => empty.insert(self.store.event_trust_list(event.org.clone()).await?),
-                };
-                if !list.iter().any(|one| allows(one, event, registration)) {
-                    decision.notes.push(untrusted(event, registration));
-                    continue;
-                }
-            }
-            let haste = if last { Haste::Now } else { Haste::CanWait };
-            let cause = Cause::Event(event.id, registration.id);
-            match self.run_candidate(&mut decision, &told, cause, candidate, haste).await {
-                Ok(()) => {}
-                Err(error) => again = Some(format!("{}: {error}", registration.workflow_name)),
-            }
-        }
-        if found.is_empty() {
-            decision.notes.push("no registered workflow listens to it".to_owned());
-        }
-        Ok(Delivered { decision, again })
+        let mut registrations = self.listening(&event.org, None, kinds).await?;
+        registrations.retain(|registration| is_for(event, registration));
+        let served = match event.run_ids.is_empty() {
+            true => Vec::new(),
+            false => self.store.event_served(event.run_ids.clone()).await?,
+        };
+        Ok(Audience { forms, registrations, served, trust: OnceCell::new() })
     }
+
+    /// Decides what one of the audience does with an event. `last` says that no other attempt follows.
+    ///
+    /// # Errors
+    /// [`Retry`] when another attempt may help.
+    pub(crate) async fn tell(
+        &self,
+        decision: &mut Decision,
+        event: &BusEvent,
+        audience: &Audience,
+        registration: &Registration,
+        last: bool,
+    ) -> Result<(), Retry> {
+        let told = Told { org: &event.org, request_id: &event.request_id, events: &audience.forms };
+        let Some(candidate) = self.candidate(decision, registration, &told).await? else { return Ok(()) };
+        if tells_of(event, registration) {
+            let name = &registration.workflow_name;
+            decision.notes.push(format!("{name}: the event tells of its own run, and no workflow starts itself"));
+            return Ok(());
+        }
+        if !same_source(event, registration) {
+            let read = || self.store.event_trust_list(event.org.clone());
+            let trust = audience.trust.get_or_try_init(read).await?;
+            if !trust.iter().any(|one| allows(one, event, registration)) {
+                decision.notes.push(untrusted(event, registration));
+                return Ok(());
+            }
+        }
+        if audience.served.contains(&registration.id) {
+            decision.matched += 1;
+            return Ok(());
+        }
+        let haste = if last { Haste::Now } else { Haste::CanWait };
+        let cause = Cause::Event(event.id, registration.id);
+        self.run_candidate(decision, &told, cause, candidate, haste).await
+    }
+}
+
+/// Whether an event tells of the end of a run, or of a job, of this very workflow: one that heard it would start itself for ever.
+fn tells_of(event: &BusEvent, registration: &Registration) -> bool {
+    let end = matches!(event.name.as_str(), event_name::WORKFLOW_COMPLETE | event_name::JOB_COMPLETE);
+    end && event.routing_key.as_ref() == Some(&registration.routing_key)
+        && event.source_repo.as_ref() == Some(&registration.repo)
+        && event.payload.get("workflow").and_then(Json::as_str) == Some(registration.workflow_name.as_str())
 }
 
 /// The trigger types that listen, and the event in the forms that they know.
@@ -64,7 +110,7 @@ fn forms(event: &BusEvent) -> (&'static [&'static str], Vec<Event>) {
         event_name::JOB_COMPLETE => {
             let mut forms = vec![own(EventKind::JobComplete), life("job_complete")];
             let status = event.payload.get("status").and_then(Json::as_str).unwrap_or_default();
-            if !matches!(status, "success" | "skipped" | "cancelled") {
+            if event_name::is_failure(status) {
                 forms.push(life("job_failed"));
             }
             (&["job_complete", "lifecycle"], forms)
@@ -113,9 +159,12 @@ fn is_for(event: &BusEvent, registration: &Registration) -> bool {
 }
 
 /// Repositories of one source trust each other (R34). An event of a person or of the system without a repository comes from
-/// nobody who would need trust.
+/// nobody who would need trust; one of a repository whose source is not known does.
 fn same_source(event: &BusEvent, registration: &Registration) -> bool {
-    event.routing_key.as_ref().is_none_or(|key| *key == registration.routing_key)
+    match &event.routing_key {
+        Some(key) => *key == registration.routing_key,
+        None => event.source_repo.is_none(),
+    }
 }
 
 /// Whether a stored statement lets the event start the registration.

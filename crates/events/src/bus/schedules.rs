@@ -44,6 +44,9 @@ pub enum ScheduleError {
     /// Several.
     #[error("registration {0} has several schedules; say which with `cron`: {1}")]
     Several(RegistrationId, String),
+    /// Switched off.
+    #[error("registration {0} is disabled; see `kici-admin registration enable`")]
+    Disabled(RegistrationId),
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -59,16 +62,15 @@ struct Entry {
 }
 
 impl Entry {
-    /// Names it among those of its workflow, and with it what was looked at.
     fn key(&self) -> String {
-        format!("{}\n{}", self.cron, self.timezone)
+        cron::schedule_key(&self.cron, &self.timezone)
     }
 
     fn offset(&self) -> Duration {
         cron::offset(self.jitter, self.registration.id.uuid().as_u128())
     }
 
-    fn event(&self, payload: Json, key: String, by: &str) -> NewEvent {
+    fn event(&self, payload: Json, key: Option<String>, by: &str) -> NewEvent {
         NewEvent {
             origin: EventOrigin::Outside {
                 org: self.registration.org.clone(),
@@ -80,7 +82,7 @@ impl Entry {
             payload,
             target_repos: Vec::new(),
             registration_id: Some(self.registration.id),
-            emit_key: Some(key),
+            emit_key: key,
             request_id: "schedule".to_owned(),
         }
     }
@@ -90,12 +92,13 @@ impl Entry {
 pub struct Schedules {
     store: Store,
     clock: Arc<dyn Clock>,
+    tick: Duration,
 }
 
 impl Schedules {
-    /// Over these parts.
-    pub fn new(store: Store, clock: Arc<dyn Clock>) -> Self {
-        Self { store, clock }
+    /// Over these parts; `tick` is how often somebody looks.
+    pub fn new(store: Store, clock: Arc<dyn Clock>, tick: Duration) -> Self {
+        Self { store, clock, tick }
     }
 
     /// One look: fires what is due, once. Returns how many fired. What was missed while nobody looked is one firing that
@@ -134,14 +137,17 @@ impl Schedules {
             self.store.schedule_pass(id, key, now).await?;
             return Ok(false);
         }
-        let Some(due) = cron.due(state.cursor_at, now, entry.catchup) else { return Ok(false) };
+        // A time that came since the last look was not missed, however short the schedule's memory is.
+        let catchup = entry.catchup.max(self.tick * 2);
+        let Some(due) = cron.due(state.cursor_at, now, catchup) else { return Ok(false) };
         let payload = json!({
             "cron": entry.cron,
             "timezone": entry.timezone,
             "due_at": due.at,
             "missed_count": due.missed,
         });
-        let event = entry.event(payload, format!("cron:{}:{}:{}", id.uuid(), due.at.as_micros(), key), "system");
+        let once = format!("cron:{}:{}:{}", id.uuid(), due.at.as_micros(), key);
+        let event = entry.event(payload, Some(once), "system");
         let fire = ScheduleFire { registration_id: id, schedule_key: key, due: due.at, event };
         let fired = self.store.schedule_fire(fire).await?;
         if let Some(event) = fired {
@@ -187,7 +193,7 @@ impl Schedules {
         registration: RegistrationId,
         cron: Option<&str>,
         by: &str,
-        key: String,
+        key: Option<String>,
     ) -> Result<EventId, ScheduleError> {
         let mut found = self.entries(Some(registration)).await?;
         if let Some(cron) = cron {
@@ -201,6 +207,9 @@ impl Schedules {
                 return Err(ScheduleError::Several(registration, patterns.join(", ")));
             }
         };
+        if !entry.registration.enabled {
+            return Err(ScheduleError::Disabled(registration));
+        }
         let payload = json!({
             "cron": entry.cron,
             "timezone": entry.timezone,

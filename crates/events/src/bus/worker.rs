@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use kici_engine::ids::EventId;
 use kici_engine::time::Clock;
-use kici_store::model::{BusEvent, CreatedRun, EventOutcome, Processed, ProcessedEvent};
+use kici_store::model::{BusEvent, CreatedRun, EventOutcome, NewRun, Processed, ProcessedEvent};
 use kici_store::{Store, StoreError, Topic};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::deliver::Delivered;
 use crate::planner::{Planner, Retry};
 use crate::worker::{RunsCreated, backoff};
 
@@ -22,7 +22,7 @@ const WORKERS: usize = 4;
 /// How events are delivered.
 #[derive(Clone, Copy, Debug)]
 pub struct EventWorkerConfig {
-    /// Age at which the claim of a silent process is void; an attempt takes less.
+    /// Age at which the claim of a silent process is void. A process that works renews it.
     pub lease: Duration,
     /// Attempts before an event is dead.
     pub max_attempts: u32,
@@ -107,36 +107,72 @@ impl EventWorker {
     }
 
     async fn attempt_in_span(&self, event: BusEvent) {
-        let last = event.attempts + 1 >= self.config.max_attempts;
-        // Within the lease, so that nobody else takes it meanwhile.
-        let limit = self.config.lease * 3 / 4;
-        let work = async {
-            let delivered = self.planner.deliver(&event, last).await?;
-            let done = self.outcome(&event, delivered);
-            let outcome = done.outcome.clone();
-            let activate = self.created.activate();
-            let mut processed = self.store.event_process(done, activate.clone()).await?;
-            activate.placed(processed.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.placed)).collect());
-            Ok::<_, Retry>((outcome, processed))
-        };
-        match tokio::time::timeout(limit, work).await {
-            Ok(Ok((outcome, processed))) => self.settled(&event, &outcome, processed).await,
-            Ok(Err(error)) => self.failed(&event, error.to_string()).await,
-            Err(_) => self.failed(&event, format!("delivering it took longer than {} s", limit.as_secs())).await,
+        match self.deliver(&event).await {
+            Ok(Some(done)) => self.finish(&event, done).await,
+            Ok(None) => {}
+            Err(error) => self.failed(&event, error.to_string()).await,
         }
     }
 
-    fn outcome(&self, event: &BusEvent, delivered: Delivered) -> ProcessedEvent {
-        let Delivered { decision, again } = delivered;
+    /// Tells everybody who listens, each by itself: what one of them leads to is written before the next is asked, so that
+    /// neither a slow nor a faulty one keeps the others from it. None when the claim was lost on the way.
+    async fn deliver(&self, event: &BusEvent) -> Result<Option<ProcessedEvent>, Retry> {
+        let last = event.attempts + 1 >= self.config.max_attempts;
+        // Several of them fit into the lease, which is renewed with everything that is written.
+        let limit = self.config.lease / 4;
+        let audience = self.planner.audience(event).await?;
+        let mut decision = audience.decision();
+        let mut problem = None;
+        let mut renewed = Instant::now();
+        for registration in audience.registrations() {
+            let name = &registration.workflow_name;
+            let told = self.planner.tell(&mut decision, event, &audience, registration, last);
+            match tokio::time::timeout(limit, told).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => problem = Some(format!("{name}: {error}")),
+                Err(_) => problem = Some(format!("{name}: it took longer than {} s", limit.as_secs_f32())),
+            }
+            if decision.runs.is_empty() && renewed.elapsed() < limit {
+                continue;
+            }
+            let runs = std::mem::take(&mut decision.runs);
+            match self.progress(event, runs).await {
+                Ok(true) => renewed = Instant::now(),
+                Ok(false) => return Ok(None),
+                Err(error) => problem = Some(format!("{name}: {error}")),
+            }
+        }
         let note = (!decision.notes.is_empty()).then(|| decision.notes.join("; "));
-        let outcome = again.map_or(EventOutcome::Done, |problem| self.again(event, problem));
-        ProcessedEvent {
+        Ok(Some(ProcessedEvent {
             id: event.id,
-            outcome,
+            outcome: problem.map_or(EventOutcome::Done, |problem| self.again(event, problem)),
             matched_count: decision.matched,
             trace: Some(decision.trace.into_json(note.as_deref())),
             note,
-            runs: decision.runs,
+            runs: Vec::new(),
+        }))
+    }
+
+    /// Writes runs and keeps the claim; false when it was lost.
+    async fn progress(&self, event: &BusEvent, runs: Vec<NewRun>) -> Result<bool, StoreError> {
+        let activate = self.created.activate();
+        let mut processed = self.store.event_progress(event.id, runs, activate.clone()).await?;
+        activate.placed(processed.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.placed)).collect());
+        if !processed.applied {
+            tracing::warn!("the claim on this event was lost; another instance delivers it");
+        }
+        for run in processed.runs {
+            self.announce(run).await;
+        }
+        Ok(processed.applied)
+    }
+
+    async fn finish(&self, event: &BusEvent, done: ProcessedEvent) {
+        let outcome = done.outcome.clone();
+        match self.store.event_process(done, self.created.activate()).await {
+            Ok(processed) if processed.applied => self.count(event.id, &event.name, &outcome),
+            Ok(_) => tracing::warn!("the claim on this event was lost; another instance delivers it"),
+            Err(error) => self.failed(event, error.to_string()).await,
         }
     }
 
@@ -146,17 +182,6 @@ impl EventWorker {
         }
         let pause = backoff(self.config.retry_base, self.config.retry_max, event.attempts, event.id.uuid());
         EventOutcome::Retry(problem, self.clock.now().plus(pause))
-    }
-
-    async fn settled(&self, event: &BusEvent, outcome: &EventOutcome, processed: Processed) {
-        if !processed.applied {
-            tracing::warn!("the claim on this event was lost; another instance delivers it");
-            return;
-        }
-        self.count(event.id, &event.name, outcome);
-        for run in processed.runs {
-            self.announce(run).await;
-        }
     }
 
     async fn announce(&self, run: CreatedRun) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use kici_engine::ids::EventId;
+use kici_engine::time::Clock as _;
 use kici_events::{Bus, Emit, EmitError};
 use kici_forge::testing::Fault;
 use kici_store::model::{
@@ -337,6 +338,138 @@ async fn an_event_is_delivered_by_whoever_has_time_after_its_deliverer_died() {
         // It was not dead after all: what it decided is not written a second time.
         worker.attempt(claimed[0].clone()).await;
         assert_eq!(world.runs().await.len(), 1);
+    })
+    .await;
+}
+
+/// Ends all runs that have not ended, by a cancel, and delivers what that leads to, until nothing more comes of it.
+async fn until_quiet(world: &World) -> usize {
+    let worker = world.event_worker();
+    for _ in 0..20 {
+        for run in world.runs().await.into_iter().filter(|run| !run.status.is_terminal()) {
+            let cancel = CancelRequest {
+                run_id: run.id,
+                reason: kici_engine::state::FailureReason::CancelledByUser,
+                by: "user:alice".to_owned(),
+                force: false,
+            };
+            world.test.store.run_cancel(cancel, activate()).await.unwrap();
+        }
+        if world.deliver(&worker).await == 0 {
+            break;
+        }
+    }
+    world.runs().await.len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workflow_does_not_start_itself_by_its_own_end() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let job = "{ runs_on: default, run: x }";
+        let text = format!("name: w\non: [push, job_complete]\njobs: {{ a: {job}, b: {job}, c: {job} }}\n");
+        world.repository(&[(".kici/workflows/w.yaml", &text)]);
+        world.register("gh", "acme/app").await;
+        world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        assert_eq!(world.settle().await.1.runs.len(), 1);
+        assert_eq!(until_quiet(&world).await, 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_has_failed_or_was_skipped_as_its_run_was_made_is_told_too() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let build = "name: build\non: push\njobs:\n  a: { runs_on: default, run: x, if: \"int(branch) == 1\" }\n  \
+                     b: { runs_on: default, run: x, if: \"branch == 'nowhere'\" }\n  c: { runs_on: default, run: x }\n";
+        world.repository(&[
+            (".kici/workflows/build.yaml", build),
+            (".kici/workflows/a.yaml", &workflow("alarm", "{ lifecycle: { events: [job_failed] } }")),
+        ]);
+        world.register("gh", "acme/app").await;
+        world.test.store.events_prune(world.test.clock.now().plus(Duration::from_secs(1)), 100).await.unwrap();
+        world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        assert_eq!(world.settle().await.1.runs.len(), 1);
+        // Only the failure: nobody listens to the other ends.
+        let worker = world.event_worker();
+        assert_eq!(world.deliver(&worker).await, 1);
+        assert_eq!(world.runs().await.last().unwrap().workflow_name, "alarm");
+        let skipped = workflow("skips", "{ job_complete: { status: skipped } }");
+        world.repository(&[(".kici/workflows/build.yaml", build), (".kici/workflows/s.yaml", &skipped)]);
+        world.register("gh", "acme/app").await;
+        world.inbox.accept(call("push", "d2", &push())).await.unwrap();
+        assert_eq!(world.settle().await.1.runs.len(), 1);
+        assert_eq!(world.deliver(&worker).await, 2);
+        assert_eq!(world.runs().await.last().unwrap().workflow_name, "skips");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_that_branches_out_is_stopped_long_before_its_depth_would() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let jobs: Vec<String> = (0..40).map(|n| format!("j{n}: {{ runs_on: default, run: x }}")).collect();
+        let text = |name: &str, on: &str| format!("name: {name}\non: {on}\njobs: {{ {} }}\n", jobs.join(", "));
+        world.repository(&[
+            (".kici/workflows/a.yaml", &text("a", "push")),
+            (".kici/workflows/b.yaml", &text("b", "{ job_complete: { workflow: a } }")),
+        ]);
+        world.register("gh", "acme/app").await;
+        world.inbox.accept(call("push", "d1", &push())).await.unwrap();
+        world.settle().await;
+        // 40 jobs start 40 runs of 40 jobs, whose 1600 ends would be told next.
+        assert_eq!(until_quiet(&world).await, 41);
+        let events: u64 = world.test.store.event_counts().await.unwrap().into_values().sum();
+        assert!((1000..1100).contains(&events), "{events} events");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_ends_its_deliverer_again_and_again_is_given_up() {
+    TestStore::each(|test| async move {
+        let world = World::new(test).await;
+        let id = emitted(&world, emit("ping", json!({}), None)).await;
+        for claim in 1..=5 {
+            let claimed = world.test.store.event_claim(1, Duration::from_secs(60)).await.unwrap();
+            assert_eq!(claimed.len(), 1, "claim {claim}");
+            world.test.clock.advance(Duration::from_secs(61));
+        }
+        assert!(world.test.store.event_claim(1, Duration::from_secs(60)).await.unwrap().is_empty());
+        let found = event(&world, id).await;
+        assert_eq!((found.status, found.dlq_reason.as_deref()), (EventStatus::Dead, Some("exhausted_retries")));
+        assert!(world.test.store.event_reopen(id).await.unwrap());
+        assert_eq!(world.deliver(&world.event_worker()).await, 1);
+        assert_eq!(event(&world, id).await.status, EventStatus::Processed);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repository_that_does_not_answer_keeps_an_event_from_nobody_else() {
+    TestStore::each(|test| async move {
+        let world = World::new(test).await;
+        world.github_source(private_key()).await;
+        for repo in ["acme/hangs", "acme/app"] {
+            world.repository_of(repo, &[(".kici/workflows/w.yaml", &workflow("w", "{ event: { name: ping } }"))]);
+            world.register("gh", repo).await;
+        }
+        world.github.state().hangs.push("/repos/acme/hangs/".to_owned());
+        let worker = world.event_worker_of(Duration::from_secs(2));
+        let id = emitted(&world, emit("ping", json!({}), None)).await;
+        assert_eq!(world.deliver(&worker).await, 1);
+        let first = event(&world, id).await;
+        assert_eq!((first.status, first.attempts, first.run_ids.len()), (EventStatus::Pending, 1, 1), "{first:?}");
+        assert_eq!(world.runs().await[0].repo, "acme/app");
+        world.github.state().hangs.clear();
+        world.test.clock.advance(Duration::from_secs(301));
+        assert_eq!(world.deliver(&worker).await, 1);
+        assert_eq!((event(&world, id).await.status, world.runs().await.len()), (EventStatus::Processed, 2));
     })
     .await;
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kici_engine::time::{Clock as _, Ts};
 use kici_events::{ScheduleError, Schedules};
+use kici_forge::testing::Fault;
 use kici_store::model::{EventFilter, Page};
 use kici_store::testing::TestStore;
 use serde_json::json;
@@ -19,6 +20,9 @@ on:
 jobs: { a: { runs_on: default, run: 'true' } }
 ";
 
+/// How often a look is to be expected.
+const TICK: Duration = Duration::from_secs(30);
+
 async fn world(test: TestStore, text: &str) -> World {
     let world = World::new(test).await;
     world.github_source(private_key()).await;
@@ -28,13 +32,18 @@ async fn world(test: TestStore, text: &str) -> World {
 }
 
 fn schedules(world: &World) -> Schedules {
-    Schedules::new(world.test.store.clone(), world.test.clock.clone())
+    Schedules::new(world.test.store.clone(), world.test.clock.clone(), TICK)
 }
 
 async fn payloads(world: &World) -> Vec<serde_json::Value> {
     let page = Page { limit: 100, after: None };
     let listed = world.test.store.event_list(EventFilter::default(), page).await.unwrap();
-    listed.items.into_iter().rev().map(|event| event.payload).collect()
+    let mut payloads = Vec::new();
+    for event in listed.items.into_iter().rev() {
+        assert!(event.payload.is_null(), "lists have no documents");
+        payloads.push(world.test.store.event_get(event.id).await.unwrap().unwrap().payload);
+    }
+    payloads
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,7 +119,7 @@ async fn two_instances_that_look_at_once_and_one_that_comes_back_fire_each_time_
             world.test.store.clone()
         };
         let first = schedules(&world);
-        let second = Schedules::new(other, world.test.clock.clone());
+        let second = Schedules::new(other, world.test.clock.clone(), TICK);
         first.run().await.unwrap();
         for round in 0..20 {
             world.test.clock.advance(Duration::from_secs(300));
@@ -149,10 +158,12 @@ async fn a_disabled_registration_is_passed_over_and_several_schedules_keep_their
         world.test.clock.advance(Duration::from_secs(3600));
         assert_eq!(schedules.run().await.unwrap(), 0);
         assert!(schedules.list().await.unwrap().iter().all(|one| one.next_at.is_none()));
+        let fired = schedules.fire(id, Some("0 * * * *"), "user:alice", None).await;
+        assert!(matches!(fired, Err(ScheduleError::Disabled(_))));
         world.test.store.registration_enable(id, true, "user:alice".to_owned()).await.unwrap();
         assert_eq!(schedules.run().await.unwrap(), 0, "what passed while it was disabled is gone");
 
-        let fire = async |cron, key: &str| schedules.fire(id, cron, "user:alice", key.to_owned()).await;
+        let fire = async |cron, key: &str| schedules.fire(id, cron, "user:alice", Some(key.to_owned())).await;
         assert!(matches!(fire(None, "k").await, Err(ScheduleError::Several(..))));
         assert!(matches!(fire(Some("1 1 * * *"), "k").await, Err(ScheduleError::None(_))));
         let event = fire(Some("0 * * * *"), "k").await.unwrap();
@@ -181,6 +192,76 @@ async fn a_push_that_arrives_late_does_not_bring_back_the_workflows_of_its_commi
         next["after"] = json!(newer);
         world.inbox.accept(call("push", "next", &next)).await.unwrap();
         assert_eq!(world.settle().await.0.note, None);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_was_taken_out_and_comes_back_counts_from_then_on() {
+    TestStore::each(|test| async move {
+        let world = world(test, NIGHTLY).await;
+        let schedules = schedules(&world);
+        schedules.run().await.unwrap();
+        world.test.clock.advance(Duration::from_secs(300));
+        assert_eq!(schedules.run().await.unwrap(), 1);
+        let other = NIGHTLY.replace("*/5 * * * *", "0 0 1 1 *");
+        for (text, days) in [(other.as_str(), 7), (NIGHTLY, 0)] {
+            world.repository(&[(".kici/workflows/n.yaml", text)]);
+            world.register("gh", "acme/app").await;
+            assert_eq!(world.test.store.schedule_states().await.unwrap().len(), 0, "{text}");
+            assert_eq!(schedules.run().await.unwrap(), 0, "{text}");
+            world.test.clock.advance(Duration::from_secs(days * 24 * 3600));
+        }
+        assert_eq!(schedules.run().await.unwrap(), 0, "what passed meanwhile is not its own");
+        world.test.clock.advance(Duration::from_secs(300));
+        assert_eq!(schedules.run().await.unwrap(), 1);
+        assert_eq!(payloads(&world).await[1]["missed_count"], 0);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_that_came_between_two_looks_fires_however_short_catchup_is() {
+    TestStore::each(|test| async move {
+        let text = NIGHTLY.replace("inputs: { env: production } }", "catchup: 1s }");
+        let world = world(test, &text).await;
+        let schedules = schedules(&world);
+        schedules.run().await.unwrap();
+        world.test.clock.advance(Duration::from_secs(300 + 25));
+        assert_eq!(schedules.run().await.unwrap(), 1);
+        world.test.clock.advance(Duration::from_secs(600 + 80));
+        assert_eq!(schedules.run().await.unwrap(), 0, "that was missed");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registrations_that_changed_since_a_push_was_judged_are_not_written_over() {
+    TestStore::each(|test| async move {
+        let mut world = world(test, NIGHTLY).await;
+        // The judged push is the head and not what is registered; before it is written a newer one is.
+        let sha = world.repository(&[(".kici/workflows/n.yaml", &NIGHTLY.replace("*/5", "*/6"))]);
+        let mut older = push();
+        older["after"] = json!(sha);
+        world.inbox.accept(call("push", "older", &older)).await.unwrap();
+        let (work, source) = world.work.recv().await.unwrap();
+        let done = world.planner.process(&work, &source).await.unwrap();
+        let newer = world.repository(&[(".kici/workflows/n.yaml", &NIGHTLY.replace("*/5", "*/7"))]);
+        world.register("gh", "acme/app").await;
+        assert!(world.test.store.delivery_process(done, crate::world::activate()).await.is_err());
+        let now = || world.test.store.registration_list("default".to_owned(), None, None);
+        assert_eq!(now().await.unwrap()[0].sha, newer);
+        let again = world.planner.process(&work, &source).await.unwrap();
+        world.test.store.delivery_process(again, crate::world::activate()).await.unwrap();
+        assert_eq!(now().await.unwrap()[0].sha, newer);
+        // A forge that does not answer is asked again later.
+        let down = Fault {
+            call: "/git/ref/heads/main".to_owned(),
+            status: 429,
+            headers: vec![("retry-after", "600".to_owned())],
+        };
+        world.github.state().faults.push_back(down);
+        assert!(world.planner.process(&work, &source).await.is_err());
     })
     .await;
 }

@@ -42,6 +42,14 @@ fn body(file: &str) -> Json {
     body
 }
 
+/// The commit behind tags.
+const TAGGED: &str = "7777777777777777777777777777777777777777";
+
+fn tag(world: &World, name: &str, at: &str) {
+    let mut state = world.github.state();
+    state.repos.get_mut("acme/app").unwrap().tags.insert(name.to_owned(), at.to_owned());
+}
+
 fn workflow(name: &str, on: &str) -> String {
     let on = if on.contains(':') { format!("{{ {on} }}") } else { on.to_owned() };
     format!(
@@ -59,12 +67,21 @@ async fn each_event_of_the_forge_starts_the_registered_workflow_that_asks_for_it
             let sha = world.repository(&[(".kici/workflows/yes.yaml", &yes), (".kici/workflows/no.yaml", &no)]);
             assert_eq!(world.register("gh", "acme/app").await.len(), 2, "{yes}{no}");
             let event = file.split('.').next().unwrap();
+            tag(&world, "simple-tag", TAGGED);
+            // An annotated one: its object is not the commit.
+            tag(&world, "0.0.1", &"6".repeat(40));
+            let objects = std::collections::BTreeMap::from([("6".repeat(40), TAGGED.to_owned())]);
+            world.github.state().repos.get_mut("acme/app").unwrap().tag_objects = objects;
             world.inbox.accept(call(event, &format!("d{at}"), &body(file))).await.unwrap();
             let (delivery, processed) = world.settle().await;
             assert_eq!((delivery.status, processed.runs.len()), (DeliveryStatus::Processed, 1), "{file} {delivery:?}");
             let run = world.test.store.run_get(processed.runs[0].run_id).await.unwrap().unwrap();
             assert_eq!((run.workflow_name.as_str(), run.trigger_kind.as_str()), ("yes", *kind), "{file}");
-            assert_eq!((run.sha, run.git_ref.as_deref()), (sha, Some("refs/heads/main")), "{file}");
+            let (own, own_ref) = match event {
+                "release" | "create" => (TAGGED.to_owned(), run.event.git_ref.as_deref()),
+                _ => (sha, Some("refs/heads/main")),
+            };
+            assert_eq!((run.sha, run.git_ref.as_deref()), (own, own_ref), "{file}");
         }
     })
     .await;
@@ -112,6 +129,76 @@ async fn a_deleted_branch_is_told_twice_by_github_and_starts_one_run() {
         deleted["ref_type"] = json!("branch");
         world.inbox.accept(call("delete", "d2", &deleted)).await.unwrap();
         assert_eq!(world.settle().await.1.runs.len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_review_of_a_strangers_pull_request_starts_nothing() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let both = [
+            (".kici/workflows/a.yaml", workflow("a", "review")),
+            (".kici/workflows/b.yaml", workflow("b", "webhook: { events: pull_request_review }")),
+        ];
+        world.repository(&both.each_ref().map(|(path, text)| (*path, text.as_str())));
+        world.register("gh", "acme/app").await;
+        let mut review = body("pull_request_review.submitted.0");
+        review["pull_request"]["base"]["repo"]["id"] = json!(1);
+        for (id, head, runs) in [("d1", json!(2), 0), ("d2", Json::Null, 0), ("d3", json!(1), 2)] {
+            review["pull_request"]["head"]["repo"]["id"] = head;
+            world.inbox.accept(call("pull_request_review", id, &review)).await.unwrap();
+            let (delivery, processed) = world.settle().await;
+            assert_eq!(processed.runs.len(), runs, "{delivery:?}");
+            if runs == 0 {
+                assert_eq!(delivery.status, DeliveryStatus::Skipped);
+                assert!(delivery.note.unwrap().contains("fork"), "{id}");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_is_told_apart_from_what_the_event_tells_of() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let text = "on: { status: {}, review: {} }\nrun_name: \"${{ ref }} ${{ sha }} ${{ branch }} ${{ event.sha }}\"\njobs: { a: \
+                    { runs_on: default, run: 'true' } }\n";
+        let sha = world.repository(&[(".kici/workflows/a.yaml", text)]);
+        world.register("gh", "acme/app").await;
+        let mut review = body("pull_request_review.submitted.0");
+        for side in ["base", "head"] {
+            review["pull_request"][side]["repo"]["id"] = json!(1);
+        }
+        let status = body("status.noaction.0");
+        for (event, body, theirs) in
+            [("status", &status, &status["sha"]), ("pull_request_review", &review, &review["pull_request"]["head"]["sha"])]
+        {
+            world.inbox.accept(call(event, event, body)).await.unwrap();
+            let (delivery, processed) = world.settle().await;
+            assert_eq!(processed.runs.len(), 1, "{delivery:?}");
+            let run = world.test.store.run_get(processed.runs[0].run_id).await.unwrap().unwrap();
+            let theirs = theirs.as_str().unwrap();
+            assert_eq!(run.run_name, format!("refs/heads/main {sha} main {theirs}"), "{event}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_without_its_tag_starts_nothing_and_says_so() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        world.repository(&[(".kici/workflows/a.yaml", &workflow("a", "release"))]);
+        world.register("gh", "acme/app").await;
+        world.inbox.accept(call("release", "d1", &body("release.published.0"))).await.unwrap();
+        let (delivery, processed) = world.settle().await;
+        assert_eq!(processed.runs.len(), 0);
+        assert!(delivery.note.as_deref().unwrap().contains("a: the commit of refs/tags/"), "{delivery:?}");
     })
     .await;
 }

@@ -221,8 +221,17 @@ impl World {
     }
 
     pub fn event_worker_with(&self, created: Arc<dyn RunsCreated>) -> Arc<EventWorker> {
+        self.event_worker_from(created, Duration::from_secs(60))
+    }
+
+    /// A worker whose claims are void after this time.
+    pub fn event_worker_of(&self, lease: Duration) -> Arc<EventWorker> {
+        self.event_worker_from(Arc::new(Created(activate())), lease)
+    }
+
+    fn event_worker_from(&self, created: Arc<dyn RunsCreated>, lease: Duration) -> Arc<EventWorker> {
         let config = EventWorkerConfig {
-            lease: Duration::from_secs(60),
+            lease,
             max_attempts: 5,
             retry_base: Duration::from_secs(5),
             retry_max: Duration::from_secs(300),

@@ -43,6 +43,8 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .route("/repos/{owner}/{name}/git/blobs/{sha}", get(blob))
         .route("/repos/{owner}/{name}/contents/{*path}", get(contents))
         .route("/repos/{owner}/{name}/git/ref/heads/{*branch}", get(branch))
+        .route("/repos/{owner}/{name}/git/ref/tags/{*tag}", get(tag))
+        .route("/repos/{owner}/{name}/git/tags/{sha}", get(tag_object))
         .route("/repos/{owner}/{name}/pulls/{number}/files", get(pull_files))
         .route("/repos/{owner}/{name}/compare/{range}", get(compare))
         .route("/app/hook/deliveries", get(deliveries))
@@ -54,6 +56,10 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
 async fn count(State(shared): Fake, request: Request, next: Next) -> Response {
     let target = request.uri().path_and_query().map_or("", |p| p.as_str());
     let call = format!("{} {target}", request.method());
+    let hangs = shared.state().hangs.iter().any(|part| call.contains(part));
+    if hangs {
+        std::future::pending::<()>().await;
+    }
     let fault = {
         let mut state = shared.state();
         state.calls.push(call.clone());
@@ -232,6 +238,29 @@ async fn branch(
     let repo = as_installation(&state, &headers, &format!("{owner}/{name}"), "contents")?;
     let sha = repo.branches.get(&branch).ok_or(NOT_FOUND)?;
     Ok(Json(json!({"ref": format!("refs/heads/{branch}"), "object": {"sha": sha, "type": "commit"}})).into_response())
+}
+
+async fn tag(
+    State(shared): Fake,
+    Path((owner, name, tag)): Path<(String, String, String)>,
+    headers: HeaderMap,
+) -> Answer {
+    let state = shared.state();
+    let repo = as_installation(&state, &headers, &format!("{owner}/{name}"), "contents")?;
+    let sha = repo.tags.get(&tag).ok_or(NOT_FOUND)?;
+    let kind = if repo.tag_objects.contains_key(sha) { "tag" } else { "commit" };
+    Ok(Json(json!({"ref": format!("refs/tags/{tag}"), "object": {"sha": sha, "type": kind}})).into_response())
+}
+
+async fn tag_object(
+    State(shared): Fake,
+    Path((owner, name, sha)): Path<(String, String, String)>,
+    headers: HeaderMap,
+) -> Answer {
+    let state = shared.state();
+    let repo = as_installation(&state, &headers, &format!("{owner}/{name}"), "contents")?;
+    let commit = repo.tag_objects.get(&sha).ok_or(NOT_FOUND)?;
+    Ok(Json(json!({"sha": sha, "object": {"sha": commit, "type": "commit"}})).into_response())
 }
 
 fn page_of(query: &HashMap<String, String>) -> (usize, usize) {

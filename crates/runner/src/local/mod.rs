@@ -139,7 +139,9 @@ pub async fn run(
     stop: &watch::Receiver<Stop>,
 ) -> Result<Summary, LocalError> {
     let repo = event.repo.as_deref().unwrap_or_default();
-    let scope = Scope { workflow, event, run: RunInfo { id: RunId::mint(&*settings.ids), repo, attempt: 1 } };
+    let (git_ref, sha) = (event.git_ref.as_deref(), event.sha.as_deref().unwrap_or_default());
+    let run = RunInfo { id: RunId::mint(&*settings.ids), repo, git_ref, sha, attempt: 1 };
+    let scope = Scope { workflow, event, run };
     let plan = match plan::plan_run(scope, &plan::Fleet::default())? {
         Planned::Run(plan) => plan,
         Planned::Declined { reason } => return Err(LocalError::Declined { workflow: workflow.name.clone(), reason }),

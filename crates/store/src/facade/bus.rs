@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kici_engine::ids::{EventId, InstanceId, RegistrationId, TrustId};
+use kici_engine::ids::{EventId, InstanceId, RegistrationId, RunId, TrustId};
 use kici_engine::time::Ts;
 
 use super::{Backend, Lane, Store};
@@ -30,6 +30,10 @@ facade! {
     write(Lane::CLAIMS) bus::event_claims_release(instances: Vec<InstanceId>) -> u64;
     /// Ends an attempt to deliver an event that this instance has claimed, with the runs that came of it.
     write(Lane::of(done.id.uuid())) bus::event_process(done: ProcessedEvent, activate: Arc<dyn Activate>) -> Processed;
+    /// Keeps the claim on an event that this instance delivers, and creates runs that came of it.
+    write(Lane::of(id.uuid())) bus::event_progress(id: EventId, runs: Vec<NewRun>, activate: Arc<dyn Activate>) -> Processed;
+    /// The registrations that an event has started these runs for.
+    read bus::event_served(runs: Vec<RunId>) -> Vec<RegistrationId>;
     /// Puts a dead event back to `pending`, from attempt 0; false when it is not dead.
     write(Lane::of(id.uuid())) bus::event_reopen(id: EventId) -> bool;
     /// Gives a dead event up; false when it is not dead.
@@ -38,10 +42,10 @@ facade! {
     write(Lane::of(id.uuid())) bus::event_replay(id: EventId, by: String, request_id: String) -> Option<EventId>;
     /// One event.
     read bus::event_get(id: EventId) -> Option<BusEvent>;
-    /// Events, newest first.
-    read bus::event_list(filter: EventFilter, page: Page) -> Listed<BusEvent>;
+    /// Events, newest first; without their documents and traces.
+    read event_lists::event_list(filter: EventFilter, page: Page) -> Listed<BusEvent>;
     /// How many events are in each status.
-    read bus::event_counts() -> BTreeMap<EventStatus, u64>;
+    read event_lists::event_counts() -> BTreeMap<EventStatus, u64>;
     /// Deletes events that are done with and were stored before `before`; dead ones stay.
     write(Lane::META) bus::events_prune(before: Ts, limit: u32) -> u64;
 

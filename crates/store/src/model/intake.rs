@@ -332,7 +332,7 @@ pub struct Registration {
     pub updated_at: Ts,
 }
 
-/// All workflows of a repository's default branch; those that are not listed are removed.
+/// The workflows of a repository's default branch.
 #[derive(Clone, Debug)]
 pub struct RegistrationSet {
     /// Organisation.
@@ -349,6 +349,11 @@ pub struct RegistrationSet {
     pub default_branch: Option<String>,
     /// The workflows.
     pub workflows: Vec<RegisteredWorkflow>,
+    /// Registrations of workflows that are not listed stay; else they are removed.
+    pub keeps_others: bool,
+    /// The commits that the repository's registrations were from when this was decided, sorted, each once. Where they are from
+    /// others by now nothing is written (`Changed`). None writes in any case.
+    pub seen: Option<Vec<String>>,
 }
 
 /// One entry of a [`RegistrationSet`].

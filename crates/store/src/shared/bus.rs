@@ -1,29 +1,33 @@
 //! Events of the internal bus: stored once, delivered until everybody who listens has them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
-use kici_engine::ids::{EventId, InstanceId, RunId};
+use kici_engine::ids::{EventId, InstanceId, RegistrationId, RunId};
 use kici_engine::state::JobStatus;
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
+use uuid::Uuid;
 
 use super::backend::{Conn, Db};
+use super::event_lists::chain_root;
 use super::kept::{Condition, kept};
-use super::rows::{agent_opt, clean, clean_opt, count, next, small, ts_opt, word};
+use super::rows::{agent_opt, clean, clean_opt, small, ts_opt, word};
 use super::runs::create;
 use super::schema::{events, jobs, runs, sources};
 use crate::StoreError;
 use crate::ctx::Ctx;
 use crate::model::{
-    Activate, BusEvent, Cursor, Emitted, EventFilter, EventLimits, EventOrigin, EventOutcome, EventStatus, JobRef,
-    Listed, NewEvent, Page, Processed, ProcessedEvent,
+    Activate, BusEvent, CreatedRun, Emitted, EventLimits, EventOrigin, EventOutcome, EventStatus, JobRef, NewEvent,
+    NewRun, Processed, ProcessedEvent,
 };
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
+
+/// Claims of an event in a row, none of which came to an end, before it is given up.
+const MAX_CLAIMS: i64 = 5;
 
 #[derive(Queryable, Selectable, Insertable)]
 #[diesel(table_name = events, check_for_backend(Db), treat_none_as_default_value = false)]
@@ -55,6 +59,8 @@ struct EventRow {
     request_id: String,
     created_at: DbTs,
     finished_at: Option<DbTs>,
+    chain_root: Option<DbId>,
+    claims: i64,
 }
 
 impl EventRow {
@@ -104,6 +110,8 @@ pub(crate) struct Emitter {
     pub(crate) by: String,
     /// Depth of the run that emits.
     pub(crate) depth: u32,
+    /// What the chain that the event continues began with; none begins one.
+    pub(crate) root: Option<Uuid>,
 }
 
 pub(crate) async fn event_emit(
@@ -127,6 +135,7 @@ pub(crate) async fn event_emit(
             job: None,
             by: by.clone(),
             depth: 0,
+            root: None,
         },
         EventOrigin::Job { job, agent_id } => match of_job(conn, *job, agent_id.as_str()).await? {
             Some(emitter) => emitter,
@@ -160,17 +169,18 @@ async fn by_key(conn: &mut Conn, key: &str) -> Result<Option<EventId>, StoreErro
 /// The job that emits, while it runs at this epoch. Its row is locked: it cannot end or be given away meanwhile.
 async fn of_job(conn: &mut Conn, job: JobRef, agent: &str) -> Result<Option<Emitter>, StoreError> {
     let key = DbId::from(job.run_id);
-    let run: Option<(String, DbId, String, i64, String)> = lock_row!(runs::table.find(key).select((
+    let run: Option<(String, DbId, String, i64, String, String)> = lock_row!(runs::table.find(key).select((
         runs::org,
         runs::source_id,
         runs::repo,
         runs::chain_depth,
-        runs::workflow_name
+        runs::workflow_name,
+        runs::dedup_key
     )))
     .first(conn)
     .await
     .optional()?;
-    let Some((org, source, repo, depth, workflow)) = run else { return Ok(None) };
+    let Some((org, source, repo, depth, workflow, dedup_key)) = run else { return Ok(None) };
     let running = [JobStatus::Running, JobStatus::Cancelling].map(JobStatus::as_str);
     let name: Option<String> = jobs::table
         .find(DbId::from(job.job_id))
@@ -184,6 +194,7 @@ async fn of_job(conn: &mut Conn, job: JobRef, agent: &str) -> Result<Option<Emit
         .optional()?;
     let Some(name) = name else { return Ok(None) };
     let routing_key = sources::table.find(source).select(sources::routing_key).first(conn).await.optional()?;
+    let root = chain_root(conn, job.run_id, &dedup_key, small(depth)).await?;
     Ok(Some(Emitter {
         org,
         routing_key,
@@ -192,6 +203,7 @@ async fn of_job(conn: &mut Conn, job: JobRef, agent: &str) -> Result<Option<Emit
         job: Some(job),
         by: format!("job {name} of {workflow}"),
         depth: small(depth),
+        root: Some(root),
     }))
 }
 
@@ -258,6 +270,8 @@ pub(crate) async fn put(
         request_id: clean(&new.request_id),
         created_at: ctx.now.into(),
         finished_at: None,
+        chain_root: Some(emitter.root.unwrap_or(id.uuid()).into()),
+        claims: 0,
     };
     let stored = diesel::insert_into(events::table).values(&row).on_conflict_do_nothing().execute(conn).await?;
     if stored == 1 {
@@ -291,16 +305,104 @@ pub(crate) async fn event_claim(
         return Ok(Vec::new());
     }
     diesel::update(events::table.filter(events::id.eq_any(&ids)))
-        .set((events::claimed_by.eq(ctx.node().as_str()), events::claimed_at.eq(now)))
+        .set((
+            events::claimed_by.eq(ctx.node().as_str()),
+            events::claimed_at.eq(now),
+            events::claims.eq(events::claims + 1),
+        ))
         .execute(conn)
         .await?;
+    bury(conn, ctx, &ids).await?;
     let rows: Vec<EventRow> = events::table
         .filter(events::id.eq_any(&ids))
+        .filter(is_pending())
         .order((events::created_at, events::id))
         .select(EventRow::as_select())
         .load(conn)
         .await?;
     rows.into_iter().map(EventRow::read).collect()
+}
+
+/// Gives up events that were claimed again and again without an end of their delivery.
+async fn bury(conn: &mut Conn, ctx: &Ctx, ids: &[DbId]) -> Result<(), StoreError> {
+    let problem = format!(
+        "{MAX_CLAIMS} deliveries of it began and did not end; it may be what ends the process. See the log of the \
+         orchestrator, then retry or discard it"
+    );
+    let dead = diesel::update(events::table.filter(events::id.eq_any(ids)))
+        .filter(events::claims.gt(MAX_CLAIMS))
+        .set((
+            events::status.eq(EventStatus::Dead.as_str()),
+            events::last_error.eq(problem),
+            events::dlq_reason.eq("exhausted_retries"),
+            events::claimed_by.eq(None::<String>),
+            events::claimed_at.eq(None::<DbTs>),
+            events::finished_at.eq(DbTs::from(ctx.now)),
+        ))
+        .execute(conn)
+        .await?;
+    if dead > 0 {
+        tracing::error!(
+            events = dead,
+            "deliveries began again and again and did not end; see `kici-admin event dlq list`"
+        );
+    }
+    Ok(())
+}
+
+/// Keeps the claim on an event that this instance delivers, and creates the runs that came of it so far.
+pub(crate) async fn event_progress(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    id: &EventId,
+    runs: &[NewRun],
+    activate: &Arc<dyn Activate>,
+) -> Result<Processed, StoreError> {
+    let changed = kept(
+        diesel::update(events::table.find(DbId::from(*id)))
+            .filter(is_pending())
+            .filter(events::claimed_by.eq(ctx.node().as_str()))
+            .set(events::claimed_at.eq(DbTs::from(ctx.now))),
+    )
+    .execute(conn)
+    .await?;
+    if changed == 0 {
+        return Ok(Processed { applied: false, runs: Vec::new() });
+    }
+    Ok(Processed { applied: true, runs: add_runs(conn, ctx, *id, runs, activate).await? })
+}
+
+/// The registrations for which an event has started runs, of those that are named by `runs`.
+pub(crate) async fn event_served(conn: &mut Conn, _: &Ctx, runs: &[RunId]) -> Result<Vec<RegistrationId>, StoreError> {
+    let ids: Vec<DbId> = runs.iter().map(|run| DbId::from(*run)).collect();
+    let keys: Vec<String> = runs::table.filter(runs::id.eq_any(&ids)).select(runs::dedup_key).load(conn).await?;
+    let of = |key: &String| Uuid::parse_str(key.strip_prefix("ev:")?.split(':').nth(1)?).ok();
+    Ok(keys.iter().filter_map(of).map(RegistrationId::from_uuid).collect())
+}
+
+async fn add_runs(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    event: EventId,
+    runs: &[NewRun],
+    activate: &Arc<dyn Activate>,
+) -> Result<Vec<CreatedRun>, StoreError> {
+    if runs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let key = DbId::from(event);
+    let known: Doc<Vec<RunId>> = events::table.find(key).select(events::run_ids).first(conn).await?;
+    let mut run_ids = known.0;
+    let mut created = Vec::with_capacity(runs.len());
+    for run in runs {
+        let one = create(conn, ctx, run, &**activate).await?;
+        if !run_ids.contains(&one.run_id) {
+            run_ids.push(one.run_id);
+        }
+        created.push(one);
+    }
+    diesel::update(events::table.find(key)).set(events::run_ids.eq(Doc(run_ids))).execute(conn).await?;
+    Ok(created)
 }
 
 pub(crate) async fn event_claims_release(
@@ -350,6 +452,7 @@ pub(crate) async fn event_process(
                 events::claimed_by.eq(None::<String>),
                 events::claimed_at.eq(time),
                 events::finished_at.eq(finished),
+                events::claims.eq(0_i64),
             )),
     )
     .execute(conn)
@@ -357,22 +460,7 @@ pub(crate) async fn event_process(
     if changed == 0 {
         return Ok(Processed { applied: false, runs: Vec::new() });
     }
-    if done.runs.is_empty() {
-        return Ok(Processed { applied: true, runs: Vec::new() });
-    }
-    let key = DbId::from(done.id);
-    let known: Doc<Vec<RunId>> = events::table.find(key).select(events::run_ids).first(conn).await?;
-    let mut run_ids = known.0;
-    let mut created = Vec::with_capacity(done.runs.len());
-    for run in &done.runs {
-        let one = create(conn, ctx, run, &**activate).await?;
-        if !run_ids.contains(&one.run_id) {
-            run_ids.push(one.run_id);
-        }
-        created.push(one);
-    }
-    diesel::update(events::table.find(key)).set(events::run_ids.eq(Doc(run_ids))).execute(conn).await?;
-    Ok(Processed { applied: true, runs: created })
+    Ok(Processed { applied: true, runs: add_runs(conn, ctx, done.id, &done.runs, activate).await? })
 }
 
 pub(crate) async fn event_reopen(conn: &mut Conn, ctx: &Ctx, id: &EventId) -> Result<bool, StoreError> {
@@ -382,6 +470,7 @@ pub(crate) async fn event_reopen(conn: &mut Conn, ctx: &Ctx, id: &EventId) -> Re
         .set((
             events::status.eq(EventStatus::Pending.as_str()),
             events::attempts.eq(0_i64),
+            events::claims.eq(0_i64),
             events::dlq_reason.eq(None::<String>),
             events::next_attempt_at.eq(time),
             events::finished_at.eq(time),
@@ -434,6 +523,7 @@ pub(crate) async fn event_replay(
         request_id: clean(request_id),
         created_at: ctx.now.into(),
         finished_at: None,
+        claims: 0,
         ..row
     };
     diesel::insert_into(events::table).values(&row).execute(conn).await?;
@@ -445,50 +535,6 @@ pub(crate) async fn event_get(conn: &mut Conn, _: &Ctx, id: &EventId) -> Result<
     let row: Option<EventRow> =
         events::table.find(DbId::from(*id)).select(EventRow::as_select()).first(conn).await.optional()?;
     row.map(EventRow::read).transpose()
-}
-
-pub(crate) async fn event_list(
-    conn: &mut Conn,
-    _: &Ctx,
-    filter: &EventFilter,
-    page: &Page,
-) -> Result<Listed<BusEvent>, StoreError> {
-    let mut query = events::table.into_boxed::<Db>();
-    if let Some(name) = &filter.name {
-        query = query.filter(events::name.eq(name));
-    }
-    if let Some(status) = filter.status {
-        query = query.filter(events::status.eq(status.as_str()));
-    }
-    if let Some(key) = &filter.routing_key {
-        query = query.filter(events::routing_key.eq(key));
-    }
-    if let Some(repo) = &filter.repo {
-        query = query.filter(events::source_repo.eq(repo));
-    }
-    if let Some(run) = filter.run_id {
-        query = query.filter(events::run_id.eq(DbId::from(run)));
-    }
-    if let Some(Cursor { at, id }) = page.after {
-        let (at, id) = (DbTs::from(at), DbId::from(id));
-        query = query.filter(events::created_at.lt(at).or(events::created_at.eq(at).and(events::id.lt(id))));
-    }
-    let limit = page.limit.clamp(1, 500);
-    let rows: Vec<EventRow> = query
-        .order((events::created_at.desc(), events::id.desc()))
-        .limit(i64::from(limit))
-        .select(EventRow::as_select())
-        .load(conn)
-        .await?;
-    let items = rows.into_iter().map(EventRow::read).collect::<Result<Vec<_>, _>>()?;
-    let next = next(&items, limit, |row| Cursor { at: row.created_at, id: row.id.uuid() });
-    Ok(Listed { items, next })
-}
-
-pub(crate) async fn event_counts(conn: &mut Conn, _: &Ctx) -> Result<BTreeMap<EventStatus, u64>, StoreError> {
-    let rows: Vec<(String, i64)> =
-        events::table.group_by(events::status).select((events::status, diesel::dsl::count_star())).load(conn).await?;
-    rows.into_iter().map(|(status, rows)| Ok((word("event status", &status)?, count(rows)))).collect()
 }
 
 pub(crate) async fn events_prune(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<u64, StoreError> {

@@ -8,6 +8,7 @@ pub(crate) mod bus;
 pub(crate) mod credentials;
 pub(crate) mod deliveries;
 pub(crate) mod ends;
+pub(crate) mod event_lists;
 pub(crate) mod fleet;
 pub(crate) mod kept;
 pub(crate) mod meta;

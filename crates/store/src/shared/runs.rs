@@ -147,7 +147,9 @@ pub(crate) async fn create(
             .await?;
     }
     slots::leave(conn, ctx, &state).await?;
-    ends::announce(conn, ctx, &state, RunStatus::Pending).await?;
+    let taken_over = |job: &&NewJob| matches!(job.start, JobStart::Succeeded { .. });
+    let taken_over = new.jobs.iter().filter(taken_over).map(|job| job.id).collect();
+    ends::announce_new(conn, ctx, &state, &taken_over).await?;
     ctx.wake(Topic::Run(new.id));
     let waits = |id: &&JobId| !placed.iter().any(|(_, job)| job.id == **id);
     let ready = state.enqueued.keys().filter(waits).copied().collect();

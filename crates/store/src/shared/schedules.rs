@@ -2,7 +2,9 @@
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
+use kici_engine::cron;
 use kici_engine::ids::{EventId, RegistrationId};
+use kici_engine::lock::{Trigger, Workflow};
 use kici_engine::time::Ts;
 
 use super::backend::{Conn, Db};
@@ -71,6 +73,25 @@ pub(crate) async fn schedule_pass(
     Ok(changed == 1)
 }
 
+/// Forgets schedules that a registered workflow does not have any more: one that comes back counts from then on.
+pub(crate) async fn keep_schedules(conn: &mut Conn, registration: DbId, lock_json: &[u8]) -> Result<(), StoreError> {
+    // What cannot be read fires nothing, and so has no times to remember.
+    let triggers = serde_json::from_slice::<Workflow>(lock_json).map(|workflow| workflow.triggers).unwrap_or_default();
+    let keys: Vec<String> = triggers
+        .iter()
+        .filter_map(|trigger| match trigger {
+            Trigger::Schedule { cron, timezone, .. } => Some(cron::schedule_key(cron, timezone)),
+            _ => None,
+        })
+        .collect();
+    diesel::delete(schedule_state::table)
+        .filter(schedule_state::registration_id.eq(registration))
+        .filter(schedule_state::schedule_key.ne_all(keys))
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
 pub(crate) async fn schedule_fire(
     conn: &mut Conn,
     ctx: &Ctx,
@@ -98,6 +119,7 @@ pub(crate) async fn schedule_fire(
         job: None,
         by: by.clone(),
         depth: 0,
+        root: None,
     };
     let id = put(conn, ctx, &fire.event, emitter).await?;
     if let Some(id) = id {

@@ -558,6 +558,8 @@ diesel::table! {
         request_id -> Text,
         created_at -> Ts,
         finished_at -> Nullable<Ts>,
+        chain_root -> Nullable<Id>,
+        claims -> BigInt,
     }
 }
 

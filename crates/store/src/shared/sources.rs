@@ -1,6 +1,6 @@
 //! Sources and registrations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
@@ -11,6 +11,7 @@ use super::backend::{Conn, Db};
 use super::ends;
 use super::rows::{clean, ts_opt, word};
 use super::runs::lock_put;
+use super::schedules::keep_schedules;
 use super::schema::{registrations, registry_version, sources};
 use crate::StoreError;
 use crate::ctx::Ctx;
@@ -157,6 +158,7 @@ pub(crate) async fn source_update(
 }
 
 pub(crate) async fn source_remove(conn: &mut Conn, ctx: &Ctx, id: &SourceId) -> Result<bool, StoreError> {
+    raise_version(conn).await?;
     let changed = diesel::update(sources::table.find(DbId::from(*id)))
         .filter(sources::deleted_at.is_null())
         .set((
@@ -166,11 +168,7 @@ pub(crate) async fn source_remove(conn: &mut Conn, ctx: &Ctx, id: &SourceId) -> 
         ))
         .execute(conn)
         .await?;
-    let gone =
-        diesel::delete(registrations::table.filter(registrations::source_id.eq(DbId::from(*id)))).execute(conn).await?;
-    if gone > 0 {
-        raise_version(conn).await?;
-    }
+    diesel::delete(registrations::table.filter(registrations::source_id.eq(DbId::from(*id)))).execute(conn).await?;
     Ok(changed == 1)
 }
 
@@ -245,6 +243,7 @@ pub(crate) async fn registration_enable(
     enabled: &bool,
     by: &str,
 ) -> Result<bool, StoreError> {
+    raise_version(conn).await?;
     let changed = diesel::update(registrations::table.find(DbId::from(*id)))
         .set((
             registrations::enabled.eq(*enabled),
@@ -253,26 +252,33 @@ pub(crate) async fn registration_enable(
         ))
         .execute(conn)
         .await?;
-    raise_version(conn).await?;
     Ok(changed == 1)
 }
 
 pub(crate) async fn registrations_replace(conn: &mut Conn, ctx: &Ctx, set: &RegistrationSet) -> Result<(), StoreError> {
-    let before: Vec<(String, String)> = registrations::table
+    // First: whoever writes registrations waits here for the others, and then sees what they wrote.
+    raise_version(conn).await?;
+    let before: Vec<(String, String, String)> = registrations::table
         .filter(registrations::org.eq(&set.org))
         .filter(registrations::routing_key.eq(&set.routing_key))
         .filter(registrations::repo.eq(&set.repo))
-        .select((registrations::workflow_name, registrations::lock_digest))
+        .select((registrations::workflow_name, registrations::lock_digest, registrations::sha))
         .load(conn)
         .await?;
-    let names: Vec<&str> = set.workflows.iter().map(|workflow| workflow.name.as_str()).collect();
-    diesel::delete(registrations::table)
-        .filter(registrations::org.eq(&set.org))
-        .filter(registrations::routing_key.eq(&set.routing_key))
-        .filter(registrations::repo.eq(&set.repo))
-        .filter(registrations::workflow_name.ne_all(names))
-        .execute(conn)
-        .await?;
+    let commits: BTreeSet<&str> = before.iter().map(|(.., sha)| sha.as_str()).collect();
+    if set.seen.as_ref().is_some_and(|seen| !seen.iter().map(String::as_str).eq(commits.iter().copied())) {
+        return Err(StoreError::Changed { what: "repository's set of registrations" });
+    }
+    if !set.keeps_others {
+        let names: Vec<&str> = set.workflows.iter().map(|workflow| workflow.name.as_str()).collect();
+        diesel::delete(registrations::table)
+            .filter(registrations::org.eq(&set.org))
+            .filter(registrations::routing_key.eq(&set.routing_key))
+            .filter(registrations::repo.eq(&set.repo))
+            .filter(registrations::workflow_name.ne_all(names))
+            .execute(conn)
+            .await?;
+    }
     for workflow in &set.workflows {
         lock_put(conn, ctx, &workflow.lock_digest, &workflow.lock_json).await?;
         let row = RegistrationRow {
@@ -309,9 +315,17 @@ pub(crate) async fn registrations_replace(conn: &mut Conn, ctx: &Ctx, set: &Regi
             ))
             .execute(conn)
             .await?;
+        let id: DbId = registrations::table
+            .filter(registrations::org.eq(&set.org))
+            .filter(registrations::routing_key.eq(&set.routing_key))
+            .filter(registrations::repo.eq(&set.repo))
+            .filter(registrations::workflow_name.eq(&workflow.name))
+            .select(registrations::id)
+            .first(conn)
+            .await?;
+        keep_schedules(conn, id, &workflow.lock_json).await?;
     }
-    raise_version(conn).await?;
-    match difference(set, before.into_iter().collect()) {
+    match difference(set, before.into_iter().map(|(name, digest, _)| (name, digest)).collect()) {
         Some(payload) => ends::announce_registrations(conn, ctx, set, payload).await,
         None => Ok(()),
     }
@@ -327,7 +341,7 @@ fn difference(set: &RegistrationSet, mut before: BTreeMap<String, String>) -> Op
             Some(_) => {}
         }
     }
-    let removed: Vec<&String> = before.keys().collect();
+    let removed: Vec<&String> = before.keys().filter(|_| !set.keeps_others).collect();
     if added.is_empty() && changed.is_empty() && removed.is_empty() {
         return None;
     }

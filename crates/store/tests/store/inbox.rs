@@ -142,6 +142,8 @@ fn registrations(source_id: SourceId, names: &[&str]) -> RegistrationSet {
         repo: "o/r".to_owned(),
         sha: "b".repeat(40),
         default_branch: Some("main".to_owned()),
+        keeps_others: false,
+        seen: None,
         workflows: names
             .iter()
             .map(|name| RegisteredWorkflow {

@@ -95,7 +95,8 @@ fn explained(resolved: &Resolved, event: &Event, changed: &ChangedFiles) -> Expl
         return one;
     }
     let repo = event.repo.as_deref().unwrap_or_default();
-    let run = RunInfo { id: RunId::from_uuid(Default::default()), repo, attempt: 1 };
+    let (git_ref, sha) = (event.git_ref.as_deref(), event.sha.as_deref().unwrap_or_default());
+    let run = RunInfo { id: RunId::from_uuid(Default::default()), repo, git_ref, sha, attempt: 1 };
     match plan::plan_run(Scope { workflow, event, run }, &plan::Fleet::default()) {
         Ok(Planned::Run(plan)) => one.jobs = plan.jobs.into_iter().map(|job| job.name).collect(),
         Ok(Planned::Declined { reason }) => one.declined = Some(reason),

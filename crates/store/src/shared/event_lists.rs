@@ -1,0 +1,143 @@
+//! Lists of events, and how far their chains have come.
+
+use std::collections::BTreeMap;
+
+use diesel::prelude::*;
+use diesel_async::RunQueryDsl;
+use kici_engine::ids::RunId;
+use serde_json::Value as Json;
+use uuid::Uuid;
+
+use super::backend::{Conn, Db};
+use super::rows::{agent_opt, count, next, small, ts_opt, word};
+use super::schema::events;
+use crate::StoreError;
+use crate::ctx::Ctx;
+use crate::model::{BusEvent, Cursor, EventFilter, EventStatus, Listed, Page};
+use crate::types::{DbId, DbTs, Doc};
+
+/// A row of a list: without the documents, which can be large.
+#[derive(Queryable, Selectable)]
+#[diesel(table_name = events, check_for_backend(Db))]
+struct ListedRow {
+    id: DbId,
+    org: String,
+    name: String,
+    routing_key: Option<String>,
+    source_repo: Option<String>,
+    run_id: Option<DbId>,
+    job_id: Option<DbId>,
+    emitted_by: String,
+    registration_id: Option<DbId>,
+    target_repos: Doc<Vec<String>>,
+    chain_depth: i64,
+    status: String,
+    matched_count: i64,
+    attempts: i64,
+    claimed_by: Option<String>,
+    next_attempt_at: Option<DbTs>,
+    last_error: Option<String>,
+    note: Option<String>,
+    run_ids: Doc<Vec<RunId>>,
+    dlq_reason: Option<String>,
+    request_id: String,
+    created_at: DbTs,
+    finished_at: Option<DbTs>,
+}
+
+impl ListedRow {
+    fn read(self) -> Result<BusEvent, StoreError> {
+        Ok(BusEvent {
+            id: self.id.into(),
+            org: self.org,
+            name: self.name,
+            payload: Json::Null,
+            routing_key: self.routing_key,
+            source_repo: self.source_repo,
+            run_id: self.run_id.map(Into::into),
+            job_id: self.job_id.map(Into::into),
+            emitted_by: self.emitted_by,
+            registration_id: self.registration_id.map(Into::into),
+            target_repos: self.target_repos.0,
+            chain_depth: small(self.chain_depth),
+            status: word("event status", &self.status)?,
+            matched_count: small(self.matched_count),
+            attempts: small(self.attempts),
+            claimed_by: agent_opt(self.claimed_by)?,
+            next_attempt_at: ts_opt(self.next_attempt_at),
+            last_error: self.last_error,
+            note: self.note,
+            trace: None,
+            run_ids: self.run_ids.0,
+            dlq_reason: self.dlq_reason,
+            request_id: self.request_id,
+            created_at: self.created_at.into(),
+            finished_at: ts_opt(self.finished_at),
+        })
+    }
+}
+
+pub(crate) async fn event_list(
+    conn: &mut Conn,
+    _: &Ctx,
+    filter: &EventFilter,
+    page: &Page,
+) -> Result<Listed<BusEvent>, StoreError> {
+    let mut query = events::table.into_boxed::<Db>();
+    if let Some(name) = &filter.name {
+        query = query.filter(events::name.eq(name));
+    }
+    if let Some(status) = filter.status {
+        query = query.filter(events::status.eq(status.as_str()));
+    }
+    if let Some(key) = &filter.routing_key {
+        query = query.filter(events::routing_key.eq(key));
+    }
+    if let Some(repo) = &filter.repo {
+        query = query.filter(events::source_repo.eq(repo));
+    }
+    if let Some(run) = filter.run_id {
+        query = query.filter(events::run_id.eq(DbId::from(run)));
+    }
+    if let Some(Cursor { at, id }) = page.after {
+        let (at, id) = (DbTs::from(at), DbId::from(id));
+        query = query.filter(events::created_at.lt(at).or(events::created_at.eq(at).and(events::id.lt(id))));
+    }
+    let limit = page.limit.clamp(1, 500);
+    let rows: Vec<ListedRow> = query
+        .order((events::created_at.desc(), events::id.desc()))
+        .limit(i64::from(limit))
+        .select(ListedRow::as_select())
+        .load(conn)
+        .await?;
+    let items = rows.into_iter().map(ListedRow::read).collect::<Result<Vec<_>, _>>()?;
+    let next = next(&items, limit, |row| Cursor { at: row.created_at, id: row.id.uuid() });
+    Ok(Listed { items, next })
+}
+
+pub(crate) async fn event_counts(conn: &mut Conn, _: &Ctx) -> Result<BTreeMap<EventStatus, u64>, StoreError> {
+    let rows: Vec<(String, i64)> =
+        events::table.group_by(events::status).select((events::status, diesel::dsl::count_star())).load(conn).await?;
+    rows.into_iter().map(|(status, rows)| Ok((word("event status", &status)?, count(rows)))).collect()
+}
+
+/// What the chain of a run began with: the run itself, unless an event started it.
+pub(crate) async fn chain_root(conn: &mut Conn, run: RunId, dedup_key: &str, depth: u32) -> Result<Uuid, StoreError> {
+    let event = dedup_key.strip_prefix("ev:").and_then(|rest| rest.split(':').next()).filter(|_| depth > 0);
+    let Some(event) = event.and_then(|text| Uuid::parse_str(text).ok()) else { return Ok(run.uuid()) };
+    let root: Option<Option<DbId>> =
+        events::table.find(DbId::from(event)).select(events::chain_root).first(conn).await.optional()?;
+    Ok(root.flatten().map_or(run.uuid(), Uuid::from))
+}
+
+/// How many events of a chain there are behind its first link, up to `most`.
+pub(crate) async fn chain_length(conn: &mut Conn, root: Uuid, most: u32) -> Result<u32, StoreError> {
+    let links: Vec<DbId> = events::table
+        .filter(events::chain_root.eq(DbId::from(root)))
+        .filter(events::chain_depth.gt(1_i64))
+        .limit(i64::from(most))
+        .select(events::id)
+        .load(conn)
+        .await?;
+    Ok(u32::try_from(links.len()).unwrap_or(u32::MAX))
+}
