@@ -2,7 +2,7 @@
 //!
 //! Run without arguments it is the agent; git starts it again as its helper.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let git =
         GitCredentials::new(scope, Arc::new(Forge), Arc::new(Forge), Arc::new(ManualClock::new(Ts::from_micros(0))));
     let service: Arc<dyn Service> = Arc::new(GitService(git.clone()));
-    let dir = PathBuf::from(std::env::temp_dir()).join(format!("kici-example-{}", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("kici-example-{}", std::process::id()));
     let door = Door::open(&dir, nix::unistd::geteuid().as_raw(), [("git", service)].into())?;
     print!("{}", ask_git(&std::env::current_exe()?, door.socket()).await?);
     let (window, _) = git.open(wire::git::Want::default()).await?;

@@ -4,7 +4,9 @@
 mod memo;
 #[cfg(test)]
 mod tests;
+mod verbs;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,8 +15,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kici_engine::time::{Clock, Ts};
 use secrecy::{ExposeSecret, SecretString};
-use serde::Serialize;
-use serde_json::Value as Json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -23,13 +23,17 @@ use zeroize::Zeroizing;
 use crate::grants::{DEFAULT_TTL, GrantId, GrantTable, MAX_TTL, Moment};
 use crate::permission::Permissions;
 use crate::repository::{Case, Repository, canonical_host};
-use crate::server::{Conversation, Service};
-use crate::wire::git::{Close, Query, Secret, Want, Window};
-use crate::wire::{self, Code, Refusal};
+use crate::wire::git::{Query, Secret, Want, Window};
+use crate::wire::{Code, Refusal};
 use memo::{Key, Memo};
+
+pub use verbs::GitService;
 
 /// How long a revocation at the forge may take; after that the token lives until it expires by itself.
 const REVOKE_LIMIT: Duration = Duration::from_secs(5);
+/// Credentials that one job may ask for in [`RATE_WINDOW`]: a step must not use up what the forge allows all jobs together.
+const MAX_PER_MINUTE: usize = 60;
+const RATE_WINDOW: Duration = Duration::from_secs(60);
 /// Windows of one job at once.
 const MAX_WINDOWS: usize = 64;
 
@@ -153,6 +157,8 @@ struct Live {
 struct State {
     grants: GrantTable,
     live: Vec<Live>,
+    /// When credentials were asked for, of late.
+    asked: VecDeque<Instant>,
     closed: bool,
 }
 
@@ -261,12 +267,14 @@ impl GitCredentials {
             return Err(self.turned_down("unavailable", Code::Unavailable, "the system gives no randomness"));
         }
         let minted = self.checked(&ask).await?;
+        if self.state().closed {
+            let late = Live { ask, secret: minted.secret, grants: Vec::new() };
+            self.end_tokens(vec![late]).await;
+            return Err(self.turned_down("refused", Code::Refused, "the job is over"));
+        }
         let now = self.now();
         {
             let mut state = self.state();
-            if state.closed {
-                return Err(Refusal::new(Code::Refused, "the job is over"));
-            }
             state.grants.add(id, ask.repository.clone(), ask.permissions.clone(), ask.credential.clone(), ttl, now);
             if minted.granted != Granted::Unscoped {
                 state.live.push(Live { ask: ask.clone(), secret: minted.secret.clone(), grants: vec![id] });
@@ -402,6 +410,11 @@ impl GitCredentials {
 
     /// Asks the orchestrator, and makes the secret known to the masks before anybody gets it.
     async fn fresh(&self, ask: &Ask) -> Result<Minted, Refusal> {
+        if !self.within_rate() {
+            let message =
+                format!("more than {MAX_PER_MINUTE} credentials were asked for within a minute; wait a little");
+            return Err(self.turned_down("unavailable", Code::Unavailable, message));
+        }
         match self.upstream.mint(ask).await {
             Ok(minted) => {
                 let encoded = basic(&minted.user, minted.secret.expose_secret());
@@ -422,6 +435,20 @@ impl GitCredentials {
         }
     }
 
+    /// Counts one more; false when there were too many of late.
+    fn within_rate(&self) -> bool {
+        let now = Instant::now();
+        let mut state = self.state();
+        while state.asked.front().is_some_and(|at| now.duration_since(*at) >= RATE_WINDOW) {
+            state.asked.pop_front();
+        }
+        let within = state.asked.len() < MAX_PER_MINUTE;
+        if within {
+            state.asked.push_back(now);
+        }
+        within
+    }
+
     fn turned_down(&self, outcome: &'static str, code: Code, message: impl Into<String>) -> Refusal {
         self.watch.count(outcome);
         Refusal::new(code, message)
@@ -436,61 +463,4 @@ fn basic(user: &str, secret: &str) -> SecretString {
 fn secret(minted: &Minted) -> Secret {
     let expires_at = minted.expires_at.and_then(|at| u64::try_from(at.as_micros() / 1_000_000).ok());
     Secret { user: minted.user.clone(), secret: minted.secret.expose_secret().to_owned(), expires_at }
-}
-
-/// The verbs of `git` over the socket.
-pub struct GitService(pub Arc<GitCredentials>);
-
-struct GitConversation {
-    credentials: Arc<GitCredentials>,
-    /// What this caller opened: it closes with the connection.
-    open: Vec<GrantId>,
-}
-
-#[async_trait]
-impl Service for GitService {
-    fn meet(&self) -> Box<dyn Conversation> {
-        Box::new(GitConversation { credentials: Arc::clone(&self.0), open: Vec::new() })
-    }
-}
-
-fn answer(value: impl Serialize) -> Result<Json, Refusal> {
-    serde_json::to_value(value).map_err(|_| Refusal::new(Code::Failed, "the answer cannot be written"))
-}
-
-#[async_trait]
-impl Conversation for GitConversation {
-    async fn call(&mut self, verb: &str, body: Json) -> Result<Json, Refusal> {
-        match verb {
-            "get" => answer(self.credentials.get(&wire::arguments(body)?).await?),
-            "erase" => {
-                self.credentials.erase(&wire::arguments(body)?);
-                Ok(Json::Null)
-            }
-            "token" => answer(self.credentials.token(wire::arguments(body)?).await?),
-            "open" => {
-                let (id, window) = self.credentials.open(wire::arguments(body)?).await?;
-                self.open.push(id);
-                answer(window)
-            }
-            "close" => {
-                let Close { window } = wire::arguments(body)?;
-                let id: GrantId =
-                    window.parse().map_err(|_| Refusal::new(Code::Usage, "the window is not one that was opened"))?;
-                // Only its own: to close somebody else's would break their push.
-                if let Some(at) = self.open.iter().position(|open| *open == id) {
-                    self.open.remove(at);
-                    self.credentials.close(id).await;
-                }
-                Ok(Json::Null)
-            }
-            _ => Err(Refusal::new(Code::Usage, "this agent does not know this verb of git")),
-        }
-    }
-
-    async fn end(&mut self) {
-        for id in std::mem::take(&mut self.open) {
-            self.credentials.close(id).await;
-        }
-    }
 }

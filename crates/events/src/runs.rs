@@ -161,7 +161,7 @@ fn start(
             priority: 0,
             pinned_agent_id: pinned,
             slot,
-            git_credentials,
+            git_credentials: git_credentials.map(Box::new),
         }),
         Start::Now(Activation::Skip { reason }) => JobStart::Skipped { reason },
         Start::Now(Activation::Fail { reason, message }) => JobStart::Failed { reason, message },

@@ -11,7 +11,7 @@ use kici_engine::state::RunStatus;
 use kici_store::testing::TestStore;
 
 use crate::git_host::{GitHost, STATIC_PASSWORD};
-use crate::stack::{Process, Stack, until};
+use crate::stack::{Process, Stack, binary, clean, until};
 
 /// The first part of every script: who commits, and where the forge is.
 const PREPARE: &str = r#"
@@ -199,6 +199,18 @@ async fn a_job_that_outlives_its_first_tokens_still_pushes() {
     assert!(host.branches("acme/app").iter().any(|name| name == "late"));
 }
 
+/// What an operator sees of a run.
+fn audit_on_screen(stack: &Stack, run: RunId) -> String {
+    let output = clean(&binary("kici-admin"))
+        .args(["audit", "list", "--run", &run.to_string()])
+        .env("KICI_ADMIN_URL", format!("http://{}", stack.address))
+        .env("KICI_DATA_DIR", stack.data())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// A password of the workflow's own: it cannot be narrowed.
 const STATIC: &str = r#"
 git clone -q "$FORGE/acme/static.git" ../static
@@ -222,6 +234,11 @@ async fn a_static_credential_works_with_a_note_and_reading_is_the_default() {
     assert!(!log.contains(STATIC_PASSWORD), "{log}");
     assert!(host.branches("acme/static").iter().any(|name| name == "pushed"));
     let rows = audit(&stack, run).await;
+    let screen = audit_on_screen(&stack, run);
+    println!("{screen}");
+    for part in ["git_credential.mint", "static, asked for contents=write", "access: write", "allowed", "denied"] {
+        assert!(screen.contains(part), "{part} is not in\n{screen}");
+    }
     let of_bot: Vec<_> = rows.iter().filter(|row| row.key.as_deref() == Some("bot")).collect();
     assert!(of_bot.iter().all(|row| {
         let metadata = row.metadata.as_ref().unwrap();
@@ -241,7 +258,7 @@ async fn a_job_without_git_credentials_and_a_helper_without_an_agent_get_an_ordi
     assert!(log.contains("could not read Username"), "{log}");
     assert_eq!(audit(&stack, run).await, []);
 
-    let program = Path::new(env!("CARGO_BIN_EXE_kici-orchestrator")).with_file_name("kici-agent");
+    let program = binary("kici-agent");
     let helper = format!("!'{}' credential-helper --socket /nowhere/job.sock", program.display());
     let output = Command::new("git")
         .args(["-c", "credential.helper=", "-c", &format!("credential.helper={helper}")])

@@ -87,7 +87,8 @@ pub struct Stack {
     pub http: reqwest::Client,
 }
 
-fn binary(name: &str) -> PathBuf {
+/// A program that was built beside this one.
+pub fn binary(name: &str) -> PathBuf {
     let ours = PathBuf::from(env!("CARGO_BIN_EXE_kici-orchestrator"));
     let path = ours.with_file_name(name);
     assert!(path.exists(), "{} is missing; build it with `cargo build --workspace`", path.display());

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kici_engine::time::ManualClock;
 
 use super::*;
+use crate::server::Service as _;
 
 /// A forge that gives what it is asked for, as far as it goes, and writes down all of it.
 #[derive(Default)]
@@ -253,4 +254,16 @@ async fn refusals_say_where_to_look_and_nothing_of_the_reason() {
         assert_eq!(git.open(want(&[])).await.unwrap_err().code, code);
         assert!(forge.masks.lock().unwrap().is_empty());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_cannot_use_up_what_the_forge_allows() {
+    let (git, forge) = of(Forge::giving(&["contents=read"]));
+    for _ in 0..60 {
+        git.token(want(&[])).await.unwrap();
+    }
+    assert_eq!(git.token(want(&[])).await.err().map(|refusal| refusal.code), Some(Code::Unavailable));
+    assert_eq!(forge.asked().len(), 60);
+    tokio::time::advance(Duration::from_secs(60)).await;
+    git.token(want(&[])).await.unwrap();
 }

@@ -136,7 +136,7 @@ pub struct QueueEntry {
     /// It needs a slot of this group first.
     pub slot: Option<SlotAsk>,
     /// What its workflow declares for git; none is the default.
-    pub git_credentials: Option<GitCredentials>,
+    pub git_credentials: Option<Box<GitCredentials>>,
 }
 
 /// An edge between jobs of a [`NewRun`].

@@ -35,14 +35,14 @@ struct Declares;
 
 impl Activate for Declares {
     fn activate(&self, _: &ReadyJob) -> Activation {
-        Activation::Enqueue(QueueEntry { git_credentials: Some(declared()), ..entry("default") })
+        Activation::Enqueue(QueueEntry { git_credentials: Some(Box::new(declared())), ..entry("default") })
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_job_declares_is_there_as_soon_as_its_queue_row_is() {
     TestStore::each(|t| async move {
-        let first = JobStart::Queued(QueueEntry { git_credentials: Some(declared()), ..entry("default") });
+        let first = JobStart::Queued(QueueEntry { git_credentials: Some(Box::new(declared())), ..entry("default") });
         let plan =
             Plan::new("k").with("a", "a", |job| job.start = first).job("b").needs("b", "a", &[JobStatus::Success]);
         let run = t.store.run_create(plan.queued("plain").run(), None, Arc::new(Declares)).await.unwrap().run_id;
