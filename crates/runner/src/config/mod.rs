@@ -286,6 +286,10 @@ impl Reader {
         let work_dir = self.parsed("work_dir", keys::directory).unwrap_or_else(|| state_dir.join("work"));
         let runtime_dir = self.parsed("runtime_dir", keys::directory);
         let runtime_dir = runtime_dir.unwrap_or_else(|| keys::default_runtime_dir(env, &state_dir));
+        if let Err(message) = crate::credentials::check_runtime_dir(&runtime_dir) {
+            let place = self.entries.get("runtime_dir").map_or("runtime_dir".to_owned(), |entry| entry.place.clone());
+            self.problem(place, message);
+        }
         let mut host_env = self.host_env(env);
         let isolation = self.isolation(env);
         if let Some(user) = &isolation.user {
@@ -305,8 +309,8 @@ impl Reader {
             max_grace_period: self.millis("max_grace_period_ms", 30_000),
             shutdown_grace: self.millis("shutdown_grace_ms", 10_000),
             git_timeout: self.millis("git.timeout_ms", 120_000),
-            git_allow_insecure_http: self.boolean("git.allow_insecure_http"),
-            git_inherit_host_helpers: self.boolean("git.inherit_host_helpers"),
+            git_allow_insecure_http: self.boolean("git.allow_insecure_http", false),
+            git_inherit_host_helpers: self.boolean("git.inherit_host_helpers", false),
             log_spool_max_bytes: self.number("log_spool_max_bytes", 256 << 20, 1 << 16, 1 << 50),
             max_log_size_bytes: self.number("max_log_size_bytes", 512 << 20, 0, 1 << 50),
             job_heartbeat_interval: self.millis("job_heartbeat_interval_ms", 60_000),
