@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use kici_credential_helper::permission::Permissions;
-use kici_credential_helper::repository::{Case, Repository};
+use kici_credential_helper::repository::{Case, Repository, canonical_host};
 use kici_credential_helper::server::{Door, Service, Services};
 use kici_credential_helper::service::{
     Ask, GitCredentials, GitService, Granted, Host, MintError, Minted, Scope, Upstream, Watch,
@@ -42,14 +42,17 @@ impl JobServices for Sockets {
         let upstream = Arc::new(Orchestrator(job.remote));
         let git = GitCredentials::new(scope(&job.git), upstream, Arc::new(Masks(job.masker)), job.clock);
         let services: Services = [("git", Arc::new(GitService(Arc::clone(&git))) as Arc<dyn Service>)].into();
-        let open = move || {
+        let dir = job.dir.clone();
+        let cleared = tokio::task::spawn_blocking(move || {
             // Ours, by its name: what an earlier process left of the same job.
-            if job.dir.exists() {
-                std::fs::remove_dir_all(&job.dir).map_err(|error| format!("{}: {error}", job.dir.display()))?;
+            if dir.exists() {
+                std::fs::remove_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
             }
-            Door::open(&job.dir, job.uid, services).map_err(|error| error.to_string())
-        };
-        Ok(Box::new(Open { door: open()?, git }))
+            Ok::<_, String>(())
+        });
+        cleared.await.map_err(|error| error.to_string())??;
+        let door = Door::open(&job.dir, job.uid, services).map_err(|error| error.to_string())?;
+        Ok(Box::new(Open { door, git }))
     }
 }
 
@@ -67,14 +70,14 @@ impl JobDoor for Open {
 
 fn scope(git: &GitAccess) -> Scope {
     let case = |ignored| if ignored { Case::Ignored } else { Case::Significant };
-    let host = |host: &kici_protocol::agent::GitHost| Host {
-        protocol: host.protocol.clone(),
-        host: host.host.clone(),
-        case: case(host.ignore_case),
+    let host = |host: &kici_protocol::agent::GitHost| {
+        let name = canonical_host(&host.protocol, &host.host)?;
+        Some(Host { protocol: host.protocol.clone(), host: name, case: case(host.ignore_case) })
     };
-    let hosts: Vec<Host> = git.hosts.iter().map(host).collect();
-    let own = hosts.first().and_then(|host| Repository::parse(&host.protocol, &host.host, &git.repo, host.case).ok());
-    Scope { hosts, own }
+    // With a repository the first host is its own.
+    let source = git.hosts.first().filter(|_| !git.repo.is_empty()).and_then(host);
+    let own = source.and_then(|host| Repository::parse(&host.protocol, &host.host, &git.repo, host.case).ok());
+    Scope { hosts: git.hosts.iter().filter_map(host).collect(), own }
 }
 
 struct Orchestrator(Arc<Remote>);

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use kici_dispatch::{Dispatcher, Ownership, SessionStream};
-use kici_engine::ids::SessionId;
 use kici_events::{Bus, Emit, EmitError, MAX_PAYLOAD_BYTES};
+use kici_protocol::NOT_ASSIGNED;
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{
     AgentFrame, CancelRebootRequest, CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused,
     GitCredentialRequest, GitCredentialResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
     RevokeGitTokenRequest, RevokeGitTokenResponse, emit_event_response,
 };
-use kici_protocol::{NOT_ASSIGNED, SESSION_ID_HEADER};
 use kici_store::model::{EventOrigin, JobRef};
 use serde_json::{Value as Json, json};
 use tokio_util::task::TaskTracker;
@@ -26,7 +25,7 @@ pub(crate) struct Gateway {
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) bus: Bus,
     pub(crate) logs: LogAppender,
-    pub(crate) broker: GitBroker,
+    pub(crate) broker: Arc<GitBroker>,
     pub(crate) tasks: TaskTracker,
 }
 
@@ -51,10 +50,9 @@ impl AgentGateway for Gateway {
     }
 
     async fn stream_logs(&self, request: Request<Streaming<LogChunk>>) -> Result<Response<LogAcks>, Status> {
-        let session = session_id(&request)?;
+        let session = self.dispatcher.caller(request.metadata())?;
         let mut chunks = request.into_inner();
         let (key, job) = service::opened(&mut chunks).await?;
-        // The session vouches for the agent: it was authenticated when the session began.
         match self.dispatcher.owns(session, job).await {
             Ownership::Owned => {}
             // A job that is tried again has another epoch already while the rest of this one's log is under way.
@@ -70,7 +68,7 @@ impl AgentGateway for Gateway {
         &self,
         request: Request<RequestRebootRequest>,
     ) -> Result<Response<RequestRebootResponse>, Status> {
-        let session = session_id(&request)?;
+        let session = self.dispatcher.caller(request.metadata())?;
         let until = self.dispatcher.job_asks_reboot(session, &request.into_inner()).await?;
         Ok(Response::new(RequestRebootResponse { pending_until_us: until.as_micros() }))
     }
@@ -79,20 +77,28 @@ impl AgentGateway for Gateway {
         &self,
         request: Request<GitCredentialRequest>,
     ) -> Result<Response<GitCredentialResponse>, Status> {
-        let session = session_id(&request)?;
+        let session = self.dispatcher.caller(request.metadata())?;
         let request = request.into_inner();
-        let (agent, job) = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
-        Ok(Response::new(self.broker.credential(&agent, job, &request).await?))
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        if speaker.standing != Ownership::Owned {
+            self.broker.turned_away(&speaker, &request).await;
+            return Err(Status::permission_denied(NOT_ASSIGNED));
+        }
+        Ok(Response::new(self.broker.credential(speaker, request).await?))
     }
 
     async fn revoke_git_token(
         &self,
         request: Request<RevokeGitTokenRequest>,
     ) -> Result<Response<RevokeGitTokenResponse>, Status> {
-        let session = session_id(&request)?;
+        let session = self.dispatcher.caller(request.metadata())?;
         let request = request.into_inner();
-        let (agent, job) = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
-        self.broker.revoke(&agent, job, request).await?;
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        // Also of a job that was taken away meanwhile: who has a token may end it.
+        if !matches!(speaker.standing, Ownership::Owned | Ownership::StaleEpoch) {
+            return Err(Status::permission_denied(NOT_ASSIGNED));
+        }
+        self.broker.revoke(&speaker, &request).await?;
         Ok(Response::new(RevokeGitTokenResponse {}))
     }
 
@@ -100,13 +106,13 @@ impl AgentGateway for Gateway {
         &self,
         request: Request<CancelRebootRequest>,
     ) -> Result<Response<CancelRebootResponse>, Status> {
-        let session = session_id(&request)?;
+        let session = self.dispatcher.caller(request.metadata())?;
         let cancelled = self.dispatcher.job_cancels_reboot(session, &request.into_inner()).await?;
         Ok(Response::new(CancelRebootResponse { cancelled }))
     }
 
     async fn emit_event(&self, request: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {
-        let session = session_id(&request)?;
+        let session = self.dispatcher.caller(request.metadata())?;
         let request = request.into_inner();
         let (agent_id, job) = self.dispatcher.started_job(session, request.job.as_ref())?;
         let answer = match self.emit(request, EventOrigin::Job { job, agent_id }, job).await {
@@ -151,11 +157,4 @@ impl Gateway {
         };
         Ok(self.bus.emit(emit).await?.0.to_string())
     }
-}
-
-fn session_id<T>(request: &Request<T>) -> Result<SessionId, Status> {
-    let value = request.metadata().get(SESSION_ID_HEADER).and_then(|value| value.to_str().ok());
-    let text =
-        value.ok_or_else(|| Status::unauthenticated(format!("the metadata `{SESSION_ID_HEADER}` is missing")))?;
-    text.parse().map_err(|error| Status::unauthenticated(format!("{SESSION_ID_HEADER}: {error}")))
 }

@@ -21,6 +21,7 @@ use kici_secrets::Sealer;
 use kici_store::model::{EventLimits, Instance, NewAdminToken, Role};
 use kici_store::{Durability, Store, StoreConfig};
 use kici_telemetry::metrics::Metrics;
+use reqwest::redirect::Policy;
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -147,10 +148,16 @@ impl Orchestrator {
             .map_err(|error| StartError::System { what: "the log thread", problem: error.to_string() })?;
         let live = Hub::new();
         let sealing = Arc::new(Sealing(sealer(&config, &data)?));
-        let http = http_client()?;
-        let forges = Arc::new(Forges::new(http.clone(), around.clock.clone(), config.local_paths.clone()));
+        let http = http_client(Policy::default())?;
+        let forges = Arc::new(Forges::new(http, around.clock.clone(), config.local_paths.clone()));
         let sources = SourceBook::new(sealing.clone(), Arc::new(AllForges(forges)));
-        let broker = GitBroker { store: store.clone(), sources: sources.clone(), http, clock: around.clock.clone() };
+        let broker = Arc::new(GitBroker {
+            store: store.clone(),
+            sources: sources.clone(),
+            http: http_client(Policy::none())?,
+            clock: around.clock.clone(),
+            tasks: tasks.clone(),
+        });
         let dispatcher = dispatcher(&config, &instance, cluster_id, &store, &sources, &live, &around);
         let build = Build { config: &config, data: &data, around: &around, store: &store, stop: &stop, tasks: &tasks };
         let events = &config.events;
@@ -299,11 +306,12 @@ async fn announce_instance(
 }
 
 /// The client that forges are asked through.
-fn http_client() -> Result<reqwest::Client, StartError> {
+fn http_client(redirects: Policy) -> Result<reqwest::Client, StartError> {
     reqwest::Client::builder()
         .user_agent(concat!("kici/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(std::time::Duration::from_secs(10))
         .timeout(std::time::Duration::from_secs(60))
+        .redirect(redirects)
         .build()
         .map_err(|error| StartError::System { what: "the HTTP client", problem: error.to_string() })
 }
@@ -343,7 +351,7 @@ fn dispatcher(
     dispatch.roster_ttl = config.roster.ttl;
     dispatch.reboot_deadline = config.roster.reboot_deadline;
     let ports = kici_dispatch::Ports {
-        clones: Arc::new(SourceClones { store: store.clone(), sources: sources.clone() }),
+        clones: Arc::new(SourceClones::new(store.clone(), sources.clone())),
         changes: Arc::new(LiveChanges(live.clone())),
         clock: around.clock.clone(),
         ids: around.ids.clone(),

@@ -13,6 +13,24 @@ use kici_engine::pattern::Patterns;
 use crate::permission::{Level, Permissions};
 use crate::repository::{Case, Repository, canonical_host};
 
+/// Permissions of a GitHub App that are about one repository's contents and what is worked on there. Those that guard the
+/// repository (`administration`, `secrets`, `environments`) or belong to the organization are never given to a job.
+const GIVEN: [&str; 11] = [
+    "actions",
+    "checks",
+    "contents",
+    "deployments",
+    "issues",
+    "metadata",
+    "packages",
+    "pages",
+    "pull_requests",
+    "statuses",
+    "workflows",
+];
+/// What reading takes.
+const TO_READ: [&str; 2] = ["contents", "metadata"];
+
 /// What everybody is told who is refused.
 pub const REFUSED: &str = "credential not available";
 
@@ -127,6 +145,12 @@ pub enum Refusal {
     /// More than write.
     #[error("`{0}=admin` is never given to a job")]
     Admin(String),
+    /// A permission that no job gets.
+    #[error("`{0}` is not among the permissions that a job can have")]
+    NotGiven(String),
+    /// More than reading without the declaration.
+    #[error("without `git_credentials.access: write` a job may only read `contents` and `metadata`, not `{0}`")]
+    Undeclared(String),
     /// Permissions that untrusted code does not get.
     #[error("an untrusted job may only read `contents` and `metadata`, not `{0}`")]
     Narrow(String),
@@ -146,6 +170,9 @@ pub fn authorize<'a>(facts: JobFacts<'a>, wish: &Wish<'_>) -> Result<Choice<'a>,
     }
     if let Some((name, _)) = wish.permissions.iter().find(|(_, level)| *level > Level::Write) {
         return Err(Refusal::Admin(name.to_owned()));
+    }
+    if let Some((name, _)) = wish.permissions.iter().find(|(name, _)| !GIVEN.contains(name)) {
+        return Err(Refusal::NotGiven(name.to_owned()));
     }
     let of_source = facts
         .source
@@ -206,6 +233,7 @@ fn choose<'a>(
 
 fn within_source(facts: JobFacts<'_>, wish: &Wish<'_>, repository: &Repository) -> Result<(), Refusal> {
     let own = own(facts).is_some_and(|own| own == *repository);
+    let wide = || wish.permissions.iter().find(|(name, _)| !TO_READ.contains(name)).map(|(name, _)| name.to_owned());
     if facts.trust == Trust::Untrusted {
         if !own {
             return Err(Refusal::OtherRepository);
@@ -213,21 +241,19 @@ fn within_source(facts: JobFacts<'_>, wish: &Wish<'_>, repository: &Repository) 
         if wish.permissions.writes() {
             return Err(Refusal::Untrusted);
         }
-        let wide = wish.permissions.iter().find(|(name, _)| !matches!(*name, "contents" | "metadata"));
-        return wide.map_or(Ok(()), |(name, _)| Err(Refusal::Narrow(name.to_owned())));
+        return wide().map_or(Ok(()), |name| Err(Refusal::Narrow(name)));
     }
     let case = facts.source.map_or(Case::Significant, |source| source.case);
     let listed = || !facts.declared.repos.is_empty() && lists(&facts.declared.repos, repository.path(), case);
     if !own && !listed() {
         return Err(Refusal::OtherRepository);
     }
-    if !wish.permissions.writes() {
-        return Ok(());
+    match (facts.declared.access, wish.permissions.writes()) {
+        (GitAccess::Read, true) => Err(Refusal::ReadOnly),
+        (GitAccess::Read, false) => wide().map_or(Ok(()), |name| Err(Refusal::Undeclared(name))),
+        (GitAccess::Write, true) => same_owner(facts, repository),
+        (GitAccess::Write, false) => Ok(()),
     }
-    if facts.declared.access != GitAccess::Write {
-        return Err(Refusal::ReadOnly);
-    }
-    same_owner(facts, repository)
 }
 
 fn own(facts: JobFacts<'_>) -> Option<Repository> {

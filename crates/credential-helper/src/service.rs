@@ -2,6 +2,7 @@
 //! credential each time one is needed.
 
 mod memo;
+mod scope;
 #[cfg(test)]
 mod tests;
 mod verbs;
@@ -22,11 +23,12 @@ use zeroize::Zeroizing;
 
 use crate::grants::{DEFAULT_TTL, GrantId, GrantTable, MAX_TTL, Moment};
 use crate::permission::Permissions;
-use crate::repository::{Case, Repository, canonical_host};
+use crate::repository::Repository;
 use crate::wire::git::{Query, Secret, Want, Window};
 use crate::wire::{Code, Refusal};
 use memo::{Key, Memo};
 
+pub use scope::{Host, Scope};
 pub use verbs::GitService;
 
 /// How long a revocation at the forge may take; after that the token lives until it expires by itself.
@@ -98,51 +100,6 @@ pub trait Watch: Send + Sync {
     fn mask(&self, values: &[&str]);
     /// One request ended so: `served`, `refused`, `unavailable`, `invalid`, `opened` or `closed`. Nothing else is told of it.
     fn count(&self, outcome: &'static str);
-}
-
-/// A host that git may get credentials for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// `https`, or `http` where the operator allows it.
-    pub protocol: String,
-    /// Canonical, see [`canonical_host`].
-    pub host: String,
-    /// How its names are compared.
-    pub case: Case,
-}
-
-/// What a job's git may ask about.
-#[derive(Clone, Debug, Default)]
-pub struct Scope {
-    /// The hosts. None: git gets nothing.
-    pub hosts: Vec<Host>,
-    /// The job's own repository, which verbs mean that name none.
-    pub own: Option<Repository>,
-}
-
-impl Scope {
-    /// The repository of a query; none when its host is none of ours, or the path is missing.
-    fn repository(&self, protocol: &str, host: &str, path: &str) -> Option<Repository> {
-        let canonical = canonical_host(protocol, host)?;
-        let known = self.hosts.iter().find(|known| known.protocol == protocol && known.host == canonical)?;
-        Repository::parse(protocol, host, path, known.case).ok()
-    }
-
-    /// The repository that a person names: `owner/name`, `host/owner/name` or a URL.
-    fn named(&self, text: &str) -> Option<Repository> {
-        if let Some((protocol, rest)) = text.split_once("://") {
-            let (host, path) = rest.split_once('/')?;
-            return self.repository(protocol, host, path);
-        }
-        let with_host = text.split_once('/').and_then(|(host, path)| {
-            let known = self.hosts.iter().find(|known| known.host == host.to_ascii_lowercase())?;
-            Repository::parse(&known.protocol, host, path, known.case).ok()
-        });
-        with_host.or_else(|| {
-            let host = self.hosts.first()?;
-            Repository::parse(&host.protocol, &host.host, text, host.case).ok()
-        })
-    }
 }
 
 /// A token that is to be ended at the forge.
@@ -241,7 +198,8 @@ impl GitCredentials {
         let ask = self.ask(want, Permissions::fetch())?;
         let minted = self.checked(&ask).await?;
         if ask.permissions.writes() && minted.granted != Granted::Unscoped {
-            self.state().live.push(Live { ask, secret: minted.secret.clone(), grants: Vec::new() });
+            let live = Live { ask, secret: minted.secret.clone(), grants: Vec::new() };
+            self.keep(Some(live), |_| Ok(())).await?;
         }
         self.watch.count("served");
         Ok(secret(&minted))
@@ -258,28 +216,22 @@ impl GitCredentials {
             return Err(self.turned_down("invalid", Code::Usage, message));
         }
         let ask = self.ask(want, Permissions::push())?;
-        if self.windows() >= MAX_WINDOWS {
-            let message = format!("{MAX_WINDOWS} write windows are open already; close some");
-            return Err(self.turned_down("refused", Code::Refused, message));
-        }
+        let now = self.now();
+        room(&mut self.state(), now).map_err(|message| self.turned_down("refused", Code::Refused, message))?;
         let mut id = GrantId([0; 16]);
         if getrandom::fill(&mut id.0).is_err() {
             return Err(self.turned_down("unavailable", Code::Unavailable, "the system gives no randomness"));
         }
         let minted = self.checked(&ask).await?;
-        if self.state().closed {
-            let late = Live { ask, secret: minted.secret, grants: Vec::new() };
-            self.end_tokens(vec![late]).await;
-            return Err(self.turned_down("refused", Code::Refused, "the job is over"));
-        }
         let now = self.now();
-        {
-            let mut state = self.state();
+        let live = || Live { ask: ask.clone(), secret: minted.secret.clone(), grants: vec![id] };
+        let live = (minted.granted != Granted::Unscoped).then(live);
+        self.keep(live, |state| {
+            room(state, now)?;
             state.grants.add(id, ask.repository.clone(), ask.permissions.clone(), ask.credential.clone(), ttl, now);
-            if minted.granted != Granted::Unscoped {
-                state.live.push(Live { ask: ask.clone(), secret: minted.secret.clone(), grants: vec![id] });
-            }
-        }
+            Ok(())
+        })
+        .await?;
         let note =
             (minted.granted == Granted::Unscoped).then(|| "static credential, permissions not verifiable".to_owned());
         let repository = ask.repository.to_string();
@@ -295,22 +247,53 @@ impl GitCredentials {
         Ok((id, Window { window: id.to_string(), repository, note }))
     }
 
+    /// Notes a token that is to be ended later, if it can be, and what `more` notes with it, unless the job is over: a token
+    /// that came too late is ended at once.
+    async fn keep(
+        &self,
+        live: Option<Live>,
+        more: impl FnOnce(&mut State) -> Result<(), String> + Send,
+    ) -> Result<(), Refusal> {
+        let message = {
+            let mut state = self.state();
+            let noted = if state.closed { Err("the job is over".to_owned()) } else { more(&mut state) };
+            match noted {
+                Ok(()) => {
+                    state.live.extend(live);
+                    return Ok(());
+                }
+                Err(message) => message,
+            }
+        };
+        self.end_tokens(live.into_iter().collect()).await;
+        Err(self.turned_down("refused", Code::Refused, message))
+    }
+
     /// Closes a window and ends its tokens at the forge. Nothing happens when it is closed already.
     pub async fn close(&self, id: GrantId) {
+        self.close_all(&[id]).await;
+    }
+
+    /// Closes windows, all at once: however many they are, it takes no longer than one.
+    pub async fn close_all(&self, ids: &[GrantId]) {
         let over = {
             let mut state = self.state();
-            if state.grants.revoke(id).is_some() {
-                self.watch.count("closed");
-            }
-            // A token of several windows lives as long as the last of them.
-            for live in &mut state.live {
-                if live.grants.len() > 1 {
-                    live.grants.retain(|grant| *grant != id);
+            let mut over = Vec::new();
+            for id in ids {
+                if state.grants.revoke(*id).is_some() {
+                    self.watch.count("closed");
                 }
+                // A token of several windows lives as long as the last of them.
+                for live in &mut state.live {
+                    if live.grants.len() > 1 {
+                        live.grants.retain(|grant| grant != id);
+                    }
+                }
+                over.extend(state.live.extract_if(.., |live| live.grants == [*id]));
             }
-            state.live.extract_if(.., |live| live.grants == [id]).collect::<Vec<_>>()
+            over
         };
-        self.memo.forget(|key| key.grants.contains(&id));
+        self.memo.forget(|key| key.grants.iter().any(|grant| ids.contains(grant)));
         self.end_tokens(over).await;
     }
 
@@ -452,6 +435,14 @@ impl GitCredentials {
     fn turned_down(&self, outcome: &'static str, code: Code, message: impl Into<String>) -> Refusal {
         self.watch.count(outcome);
         Refusal::new(code, message)
+    }
+}
+
+/// Whether one more window may be open.
+fn room(state: &mut State, now: Moment) -> Result<(), String> {
+    match state.grants.size(now) {
+        MAX_WINDOWS.. => Err(format!("{MAX_WINDOWS} write windows are open already; close some")),
+        _ => Ok(()),
     }
 }
 

@@ -71,7 +71,11 @@ impl Activate for Activator {
                 priority: 0,
                 pinned_agent_id: pinned,
                 slot,
-                git_credentials: workflow.jobs.get(job.job_index).and_then(|job| job.git_credentials.clone()).map(Box::new),
+                git_credentials: workflow
+                    .jobs
+                    .get(job.job_index)
+                    .and_then(|job| job.git_credentials.clone())
+                    .map(Box::new),
             }),
             plan::Activation::Skip { reason } => Activation::Skip { reason },
             plan::Activation::Fail { reason, message } => Activation::Fail { reason, message },

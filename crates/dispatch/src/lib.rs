@@ -42,4 +42,5 @@ pub use link::SessionStream;
 pub use reboot::{MAX_REBOOT, RebootError};
 pub use registry::{AgentView, HeldView};
 pub use routing::{AgentVerdict, Explanation};
+pub use services::Speaker;
 pub use sweeps::Reconciler;

@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::Stream;
 use kici_engine::ids::SessionId;
+use kici_protocol::NOT_ASSIGNED;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_protocol::agent::{FrameAck, OrchestratorFrame};
 use kici_protocol::close::CloseReason;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::decide::settle::{OutOfOrder, Settled};
+use crate::decide::violations::{Ownership, Violations};
 
 /// Frames that wait for a slow agent. Senders wait beyond that; a session that does not read is ended by the keep-alive.
 const QUEUE: usize = 256;
@@ -28,6 +31,8 @@ pub(crate) struct SessionEnded;
 #[derive(Debug)]
 struct Shared {
     session_id: SessionId,
+    began: Instant,
+    violations: Mutex<Violations>,
     settled: Mutex<Settled>,
     ack_due: Notify,
     closing: CancellationToken,
@@ -51,6 +56,8 @@ impl Link {
         let (frames, queue) = mpsc::channel(QUEUE);
         let shared = Arc::new(Shared {
             session_id,
+            began: Instant::now(),
+            violations: Mutex::default(),
             settled: Mutex::default(),
             ack_due: Notify::new(),
             closing: CancellationToken::new(),
@@ -79,6 +86,15 @@ impl Link {
     pub fn close(&self, reason: CloseReason, message: impl Into<String>) {
         lock(&self.shared.reason).get_or_insert_with(|| (reason, message.into()));
         self.shared.closing.cancel();
+    }
+
+    /// Counts what was found of a claim to a job, made in the session or next to it. True when that ended the session.
+    pub fn violates(&self, verdict: Ownership) -> bool {
+        let over = lock(&self.shared.violations).record(self.shared.began.elapsed(), verdict);
+        if over {
+            self.close(CloseReason::OwnershipViolations, NOT_ASSIGNED);
+        }
+        over
     }
 
     /// The session ended from the other side.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kici_engine::ids::JobId;
-use kici_engine::lock::GitCredentials;
+use kici_engine::lock::{CredentialMaterial, GitCredentials};
 use kici_engine::plan::{self, Scope};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Ts;
@@ -88,10 +88,16 @@ impl OfferMaker<'_> {
         } else if declared.is_some_and(|declared| !declared.enabled) {
             (None, None)
         } else {
-            (None, self.clones.git_host(claimed.run.source_id).await.map_err(refused)?)
+            // A job that fetches nothing does not fail for a source that cannot be used now: its git gets no credentials.
+            let host = self.clones.git_host(claimed.run.source_id).await.unwrap_or_else(|error| {
+                tracing::warn!(job = %claimed.job.id, ?error, "where the source of a job lies cannot be told");
+                None
+            });
+            (None, host)
         };
         let git = git_access(&claimed.run.repo, declared, host);
-        let mask = checkout.iter().filter_map(|c| c.basic.as_ref()).map(|basic| basic.secret.clone()).collect();
+        let of_checkout = checkout.iter().filter_map(|c| c.basic.as_ref()).map(|basic| basic.secret.clone());
+        let mask = of_checkout.chain(declared.into_iter().flat_map(secrets_of)).collect();
         let grace = lock_job.grace_period_ms.map_or(self.config.default_grace, Duration::from_millis);
         let offer = JobOffer {
             job: Some(wire_ref(claimed.job_ref)),
@@ -136,6 +142,14 @@ impl OfferMaker<'_> {
         };
         Ok((checkout, source.git_host))
     }
+}
+
+/// The secret parts of what a workflow declares: they stand in its file, which a step may print before it asks for one.
+fn secrets_of(declared: &GitCredentials) -> impl Iterator<Item = String> {
+    declared.named.values().map(|named| match &named.material {
+        CredentialMaterial::Basic { token, .. } => token.value().to_owned(),
+        CredentialMaterial::GithubApp { private_key, .. } => private_key.value().to_owned(),
+    })
 }
 
 /// What git may ask credentials for: the source's host, and those of the credentials that the workflow brings.

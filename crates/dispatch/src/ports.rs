@@ -63,7 +63,8 @@ pub struct GitHost {
 /// Clone sources with credentials for jobs.
 #[async_trait]
 pub trait Clones: Send + Sync {
-    /// The host of a source; none where git needs no credentials (a repository on a disk). For jobs without a checkout.
+    /// The host of a source; none where git needs no credentials (a repository on a disk). For jobs without a checkout, which
+    /// wait for it: no forge is asked, and no secret opened.
     async fn git_host(&self, source: SourceId) -> Result<Option<GitHost>, CloneError>;
 
     /// The source for this job, with a credential that can only read it.

@@ -55,14 +55,11 @@ impl Dispatcher {
         if self.config.auth == AgentAuth::None {
             return Ok(None);
         }
-        let token = metadata.get("authorization").and_then(|value| value.to_str().ok());
-        let token = token.and_then(|value| value.strip_prefix("Bearer ")).map(str::trim);
-        let Some(token) = token.filter(|token| !token.is_empty()) else {
+        let Some(hash) = bearer_hash(metadata) else {
             let message = "no agent token; set KICI_AGENT_TOKEN to one that `kici-admin agent-token create` printed";
             return Err(refused(CloseReason::AuthFailed, message));
         };
-        let hash = hex(&Sha256::digest(token.as_bytes()));
-        let found = match timeout(AUTH_LIMIT, self.store.agent_token_by_hash(hash)).await {
+        let found = match timeout(AUTH_LIMIT, self.store.agent_token_by_hash(hash.clone())).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "an agent token could not be looked up");
@@ -84,7 +81,7 @@ impl Dispatcher {
         if let Some((reason, message)) = fault {
             return Err(refused(reason, message));
         }
-        let facts = TokenFacts::read(&found).map_err(|label| {
+        let facts = TokenFacts::read(&found, hash).map_err(|label| {
             tracing::error!(token = %found.id, label, "a stored label of an agent token is not one; the token is refused");
             refused(CloseReason::AuthFailed, "the agent token is damaged; create another one")
         })?;
@@ -186,7 +183,7 @@ impl Dispatcher {
             let left = replaced.left.iter().filter(|job| !known.contains(&job.job));
             forgotten.extend(left.map(|job| (job.job, job.started)));
             replaced.link.close(CloseReason::Superseded, "a newer session of this agent took over");
-            tracing::info!(agent = %identity.agent_id, session = %replaced.session_id, "a session was replaced");
+            tracing::info!(agent = %identity.agent_id, "a session was replaced");
         }
         for job in cancelling {
             let cancel = JobCancel {
@@ -199,7 +196,8 @@ impl Dispatcher {
         for (job, started) in forgotten {
             self.forgotten(job, &identity, started, false).await;
         }
-        tracing::info!(agent = %identity.agent_id, session = %identity.session_id, version = identity.version, "an agent registered");
+        // Without the id of the session, which calls next to it are made with.
+        tracing::info!(agent = %identity.agent_id, version = identity.version, "an agent registered");
         meters::agents_active(self.registry.counts().0);
         self.changes.publish(Change::Agent { agent_id: identity.agent_id.to_string(), connected: true });
         self.write_roster(&identity, register, token);
@@ -272,6 +270,7 @@ impl Dispatcher {
             session_id,
             facts: Arc::new(admitted.facts.clone()),
             token_id: token.map(|token| token.id),
+            token_hash: token.map(|token| token.hash.clone()),
             lifecycle: token.map_or(AgentType::Static, |token| token.lifecycle),
             scaler_managed: token.is_some_and(|token| token.kind == TokenKind::Scaler),
             max_concurrency: admitted.max_concurrency,
@@ -424,6 +423,13 @@ fn typed(value: &str) -> serde_json::Value {
         Ok(value @ (serde_json::Value::Bool(_) | serde_json::Value::Number(_))) => value,
         _ => serde_json::Value::String(value.to_owned()),
     }
+}
+
+/// SHA-256 of the token that a call brings, in hex; none when it brings none.
+pub(crate) fn bearer_hash(metadata: &MetadataMap) -> Option<String> {
+    let value = metadata.get("authorization")?.to_str().ok()?;
+    let token = value.strip_prefix("Bearer ").map(str::trim).filter(|token| !token.is_empty())?;
+    Some(hex(&Sha256::digest(token.as_bytes())))
 }
 
 fn hex(bytes: &[u8]) -> String {

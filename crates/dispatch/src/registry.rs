@@ -35,6 +35,8 @@ pub(crate) struct Identity {
     pub session_id: SessionId,
     pub facts: Arc<AgentFacts>,
     pub token_id: Option<TokenId>,
+    /// SHA-256 of the token that the session began with, in hex; none with authentication off.
+    pub token_hash: Option<String>,
     pub lifecycle: AgentType,
     pub scaler_managed: bool,
     pub max_concurrency: u32,
@@ -127,7 +129,6 @@ pub(crate) struct Registry {
 /// A session that a newer one replaced.
 #[derive(Debug)]
 pub(crate) struct Replaced {
-    pub session_id: SessionId,
     pub link: Link,
     /// Its jobs that did not move to the new session: claimed while the agent was registering.
     pub left: Vec<Tracked>,
@@ -254,7 +255,6 @@ impl Registry {
         let jobs: BTreeMap<JobId, Tracked> = jobs.into_iter().map(|job| (job.job.job_id, job)).collect();
         inner.by_job.extend(jobs.keys().map(|job| (*job, id.clone())));
         let replaced = old.map(|old| Replaced {
-            session_id: old.identity.session_id,
             link: old.link,
             left: old.jobs.into_values().filter(|job| !jobs.contains_key(&job.job.job_id)).collect(),
         });

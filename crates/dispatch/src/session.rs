@@ -20,7 +20,6 @@ use tonic::metadata::MetadataMap;
 
 use crate::decide::gates::{Refused, TokenFacts};
 use crate::decide::rate::{Meter, Rate};
-use crate::decide::violations::Violations;
 use crate::dispatcher::Dispatcher;
 use crate::frames::{JobFrame, read};
 use crate::link::{Link, SessionStream};
@@ -44,7 +43,6 @@ pub(crate) struct Session {
     pub link: Link,
     pub agent_id: AgentId,
     pub began: Instant,
-    pub violations: Mutex<Violations>,
     pub accepted: Mutex<HashSet<JobRef>>,
     lanes: Mutex<HashMap<JobRef, VecDeque<Queued>>>,
 }
@@ -123,7 +121,6 @@ impl Dispatcher {
             link: link.clone(),
             agent_id,
             began: Instant::now(),
-            violations: Mutex::default(),
             accepted: Mutex::default(),
             lanes: Mutex::default(),
         });

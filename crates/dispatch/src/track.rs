@@ -22,7 +22,6 @@ use crate::ports::Change;
 use crate::registry::slots::Refusal;
 use crate::session::{MAX_ACCEPTED, Queued, Session, lock};
 use crate::timers::{SAVE_ACK_AFTER, Timer};
-use kici_protocol::close::CloseReason;
 
 /// When the agent shall try again after the database did not answer.
 const UNAVAILABLE_RETRY_MS: u64 = 1000;
@@ -117,8 +116,8 @@ impl Dispatcher {
                 meters::ownership_violation(frame.kind());
             }
             session.nack(seq, code, NOT_ASSIGNED, retry).await;
-            if lock(&session.violations).record(session.began.elapsed(), verdict) {
-                return session.link.close(CloseReason::OwnershipViolations, NOT_ASSIGNED);
+            if session.link.violates(verdict) {
+                return;
             }
         }
     }

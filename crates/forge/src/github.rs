@@ -35,6 +35,7 @@ pub type Shared = (reqwest::Client, Arc<dyn Clock>, Arc<WorkflowCache>);
 pub struct Github {
     source: SourceId,
     web: String,
+    host: Option<GitHost>,
     api: Api,
     app: App,
     cache: Arc<WorkflowCache>,
@@ -56,6 +57,7 @@ impl Github {
         Ok(Self {
             source: source.id,
             web: config.web_base(),
+            host: config.git_host(),
             api: Api::new(http, &config.base_url, Arc::clone(&clock)),
             app: App::new(&source.name, config.app_id, private_key, clock)?,
             cache,
@@ -63,7 +65,8 @@ impl Github {
         })
     }
 
-    /// Uses this installation of the App for every repository, without asking which one a repository has.
+    /// Reaches repositories of this installation of the App only. Tokens are made for a repository's bare name, which another
+    /// owner's installation may have too: GitHub is asked first whose the repository is.
     #[must_use]
     pub fn with_installation(mut self, installation: u64) -> Self {
         self.app.fixed_installation = Some(installation);
@@ -204,7 +207,7 @@ impl Forge for Github {
     }
 
     fn git_host(&self) -> Option<GitHost> {
-        GitHost::of_url(&self.web, true)
+        self.host.clone()
     }
 
     async fn mint(&self, repo: &str, permissions: &BTreeMap<String, String>) -> Result<Minted, ForgeError> {

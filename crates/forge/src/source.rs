@@ -12,6 +12,7 @@ use kici_engine::ids::SourceId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::forge::GitHost;
 pub use generic::{Extract, GenericConfig, Verification};
 pub use secrets::SourceSecrets;
 pub(crate) use validate::is_repo_name;
@@ -151,6 +152,11 @@ impl GithubConfig {
     /// Configuration of an App on github.com.
     pub fn new(app_id: u64) -> Self {
         Self { app_id, base_url: github_api(), web_url: None }
+    }
+
+    /// The host that repositories are cloned from.
+    pub fn git_host(&self) -> Option<GitHost> {
+        GitHost::of_url(&self.web_base(), true)
     }
 
     /// Where repositories are cloned from, without a final slash.

@@ -74,7 +74,7 @@ pub struct FakeState {
     pub hangs: Vec<String>,
     /// `METHOD path?query` of every call.
     pub calls: Vec<String>,
-    /// Tokens given out: (token, repository name, permissions).
+    /// Tokens given out: (token, `owner/name`, permissions).
     pub minted: Vec<(String, String, String)>,
     /// When each token ends.
     pub ends: HashMap<String, Ts>,
@@ -88,12 +88,11 @@ impl FakeState {
     /// Whether a token is good for a repository (`owner/name`) at `now`, to write or only to read.
     pub fn admits(&self, token: &str, repo: &str, write: bool, now: Ts) -> bool {
         let alive = self.ends.get(token).is_some_and(|end| now.plus(self.tokens_ahead) < *end);
-        let name = repo.split_once('/').map_or("", |(_, name)| name);
         alive
             && self.minted.iter().any(|(minted, of, permissions)| {
                 let permissions: BTreeMap<String, String> = serde_json::from_str(permissions).unwrap_or_default();
                 let level = permissions.get("contents").map_or("none", String::as_str);
-                minted == token && of == name && (level == "write" || (level == "read" && !write))
+                minted == token && of == repo && (level == "write" || (level == "read" && !write))
             })
     }
 }

@@ -308,3 +308,20 @@ async fn a_token_holds_what_the_installation_has_and_says_so() {
     assert!(!error.is_retryable() && error.to_string().contains("none of the permissions"), "{error}");
     assert_eq!(w.github.git_host().map(|host| (host.protocol, host.ignore_case)), Some(("http".into(), true)));
 }
+
+#[tokio::test]
+async fn a_fixed_installation_reaches_no_repository_of_another_owner_that_has_the_same_name() {
+    let w = world().await;
+    let name = REPO.split_once('/').unwrap().1;
+    let other = format!("other/{name}");
+    let repo = FakeRepo { installation: Some(9), ..w.fake.state().repos[REPO].clone() };
+    w.fake.state().repos.insert(other.clone(), repo);
+    let wanted = permissions(&[("contents", "write")]);
+    let (fake, github) = (w.fake, w.github.with_installation(9));
+    let error = github.mint(REPO, &wanted).await.unwrap_err();
+    assert!(!error.is_retryable() && error.to_string().contains("installation that the credential names"), "{error}");
+    assert!(fake.state().minted.is_empty());
+    let minted = github.mint(&other, &wanted).await.unwrap();
+    let admits = |repo: &str| fake.state().admits(minted.auth.password.expose_secret(), repo, true, w.clock.now());
+    assert!(admits(&other) && !admits(REPO));
+}

@@ -127,14 +127,18 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         }
     };
     ctx.tell(JobEvent::Accepted).await;
-    let (access, work) = match ctx.access(&dir, &offer).await {
-        Ok(access) => {
-            // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
-            let work = AssertUnwindSafe(ctx.work(&dir, offer, spec, access.as_ref(), &confine)).catch_unwind().await;
-            (access, work)
+    let mut access = None;
+    let whole = async {
+        match ctx.access(&dir, &offer).await {
+            Ok(open) => {
+                access = open;
+                ctx.work(&dir, offer, spec, access.as_ref(), &confine).await
+            }
+            Err(message) => Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message),
         }
-        Err(message) => (None, Ok(Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message))),
     };
+    // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
+    let work = AssertUnwindSafe(whole).catch_unwind().await;
     let outcome = match work {
         Ok(outcome) => outcome,
         Err(panic) => {
@@ -146,10 +150,6 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     };
     let outcome = ctx.leave(outcome, confine.ok()).await;
     ctx.spool.close();
-    if let Some(access) = access {
-        // While the job still counts as held: its tokens are ended in its name.
-        access.close().await;
-    }
     if outcome.abandoned {
         ctx.tell(JobEvent::Dropped).await;
     } else {
@@ -157,6 +157,10 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     }
     if let Err(error) = ctx.journal.done(ctx.key) {
         tracing::warn!(job = %ctx.key, %error, "cannot write down that a job is done");
+    }
+    if let Some(access) = access {
+        // After the result, which nothing may hold up: tokens of a job that is over are ended in its name too.
+        access.close().await;
     }
     remove(&dir).await;
     ctx.tell(JobEvent::Cleaned).await;

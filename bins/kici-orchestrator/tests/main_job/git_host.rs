@@ -48,6 +48,7 @@ struct Shared {
     root: PathBuf,
     fake: Arc<FakeGithub>,
     seen: Mutex<Vec<Seen>>,
+    exposed: Mutex<Vec<String>>,
 }
 
 /// The forge. Stops when dropped.
@@ -79,7 +80,7 @@ impl GitHost {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("srv");
         fs::create_dir(&root).unwrap();
-        let shared = Arc::new(Shared { root, fake: fake.clone(), seen: Mutex::default() });
+        let shared = Arc::new(Shared { root, fake: fake.clone(), seen: Mutex::default(), exposed: Mutex::default() });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
@@ -149,6 +150,11 @@ impl GitHost {
         self.shared.seen.lock().unwrap().clone()
     }
 
+    /// Processes that showed a password to everybody while git used it.
+    pub fn exposed(&self) -> Vec<String> {
+        self.shared.exposed.lock().unwrap().clone()
+    }
+
     /// The tokens that were given out, with their permissions.
     pub fn minted(&self) -> Vec<(String, String)> {
         self.fake.state().minted.iter().map(|(token, _, permissions)| (token.clone(), permissions.clone())).collect()
@@ -195,6 +201,30 @@ impl GitHost {
     }
 }
 
+impl Shared {
+    /// Looks for a password, plain and as HTTP carries it, in the arguments of all processes, and in their environment. The
+    /// agent's own checkout, which no step runs beside, has it in the environment of its git.
+    fn look_for(&self, token: &str) {
+        let users = ["x-access-token", "bot"];
+        let encoded = users.map(|user| STANDARD.encode(format!("{user}:{token}")));
+        let needles: Vec<&[u8]> =
+            [token.as_bytes()].into_iter().chain(encoded.iter().map(|text| text.as_bytes())).collect();
+        let of_checkout = self.fake.state().minted.iter().any(|(t, _, held)| t == token && held.contains("metadata"));
+        let places: &[&str] = if of_checkout { &["cmdline"] } else { &["cmdline", "environ"] };
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            for place in places {
+                // Gone, or somebody else's.
+                let bytes = fs::read(process.path().join(place)).unwrap_or_default();
+                let shows = |needle: &&[u8]| bytes.windows(needle.len()).any(|window| window == *needle);
+                if needles.iter().any(shows) {
+                    let shown = format!("{place}: {}", String::from_utf8_lossy(&bytes).replace('\0', " "));
+                    self.exposed.lock().unwrap().push(shown);
+                }
+            }
+        }
+    }
+}
+
 fn answer(status: u16, text: &str) -> Response {
     let mut response = Response::builder().status(status);
     if status == 401 {
@@ -225,6 +255,11 @@ async fn serve(State(shared): State<Arc<Shared>>, request: Request) -> Response 
     shared.seen.lock().unwrap().push(Seen { repo: repo.to_owned(), push, token: token.clone(), status });
     if status != 200 {
         return answer(status, "no");
+    }
+    // git waits for the answer: it and whatever started it are alive.
+    if let Some(token) = token {
+        let looked = shared.clone();
+        tokio::task::spawn_blocking(move || looked.look_for(&token)).await.unwrap();
     }
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 64 << 20).await.unwrap();

@@ -6,6 +6,7 @@ mod chaos;
 mod complaints;
 mod crash;
 mod disk;
+mod git_by_hand;
 mod git_credentials;
 mod git_host;
 mod happy;

@@ -52,7 +52,8 @@ fn the_source_credential_reads_its_own_repository_and_what_is_declared() {
     let table = [
         (&plain, Trusted, "git.example", "acme/app", read, "source"),
         (&plain, Trusted, "GIT.example:443", "/Acme/App.git/info/lfs", read, "source"),
-        (&plain, Trusted, "git.example", "acme/app", "issues=read", "source"),
+        (&plain, Trusted, "git.example", "acme/app", "contents=read,metadata=read", "source"),
+        (&plain, Trusted, "git.example", "acme/app", "issues=read", "Undeclared(\"issues\")"),
         (&plain, Trusted, "git.example", "acme/app", write, "ReadOnly"),
         (&plain, Trusted, "git.example", "acme/lib", read, "OtherRepository"),
         (&plain, Trusted, "git.example:8443", "acme/app", read, "OtherHost"),
@@ -66,6 +67,7 @@ fn the_source_credential_reads_its_own_repository_and_what_is_declared() {
         (&wide, Trusted, "git.example", "third/Thing", read, "source"),
         (&wide, Trusted, "git.example", "acme/secret", read, "OtherRepository"),
         (&wide, Trusted, "git.example", "acme/app", write, "source"),
+        (&wide, Trusted, "git.example", "acme/app", "contents=write,workflows=write,issues=read", "source"),
         (&wide, Trusted, "git.example", "acme/lib", write, "source"),
         (&wide, Trusted, "git.example", "other/lib", write, "OtherOwner"),
         (&wide, Trusted, "git.example", "acme/app", "contents=admin", "Admin(\"contents\")"),
@@ -116,6 +118,32 @@ fn named_credentials_are_those_of_the_map_and_never_for_forks() {
     for (declared, trust, host, repo, permissions, name, expected) in table {
         let found = outcome(declared, trust, host, repo, permissions, name);
         assert_eq!(found, expected, "{trust:?} {host} {repo} {permissions} {name}");
+    }
+}
+
+#[test]
+fn what_guards_a_repository_or_belongs_to_its_organization_is_given_to_nobody() {
+    let named = [("bot".to_owned(), app(&[])), ("static".to_owned(), basic(None, &[]))];
+    let declared = GitCredentials { access: GitAccess::Write, named: named.into(), ..Default::default() };
+    let refused = [
+        "administration",
+        "environments",
+        "members",
+        "organization_administration",
+        "organization_secrets",
+        "repository_hooks",
+        "secrets",
+        "secret_scanning_alerts",
+        "anything_new",
+    ];
+    for permission in refused {
+        for level in ["read", "write"] {
+            for name in ["", "bot", "static"] {
+                let wish = format!("contents=read,{permission}={level}");
+                let found = outcome(&declared, Trust::Trusted, "git.example", "acme/app", &wish, name);
+                assert_eq!(found, format!("NotGiven({permission:?})"), "{name}");
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kici_engine::time::ManualClock;
 
 use super::*;
+use crate::repository::Case;
 use crate::server::Service as _;
 
 /// A forge that gives what it is asked for, as far as it goes, and writes down all of it.
@@ -266,4 +267,39 @@ async fn a_job_cannot_use_up_what_the_forge_allows() {
     assert_eq!(forge.asked().len(), 60);
     tokio::time::advance(Duration::from_secs(60)).await;
     git.token(want(&[])).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_windows_of_one_caller_close_in_the_time_of_one() {
+    let (git, _) = of(Forge { hangs: true, ..Forge::giving(&["contents=write"]) });
+    let mut caller = GitService(git.clone()).meet();
+    for _ in 0..50 {
+        caller.call("open", serde_json::json!({})).await.unwrap();
+    }
+    let began = Instant::now();
+    caller.end().await;
+    assert_eq!((git.windows(), began.elapsed() <= REVOKE_LIMIT), (0, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_after_the_end_of_the_job_is_ended_at_once() {
+    let (git, forge) = of(Forge::giving(&["contents=write"]));
+    git.shut().await;
+    assert_eq!(git.open(want(&[])).await.unwrap_err().message, "the job is over");
+    assert_eq!(git.token(want(&["contents=write"])).await.unwrap_err().message, "the job is over");
+    assert_eq!((git.windows(), forge.revoked()), (0, vec!["token-1".to_owned(), "token-2".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_without_a_host_is_never_looked_for_at_the_host_of_another_credential() {
+    let host = Host { protocol: "https".into(), host: "mirror.example".into(), case: Case::Significant };
+    let (scope, forge) = (Scope { hosts: vec![host], own: None }, Arc::new(Forge::giving(&["contents=write"])));
+    let clock = Arc::new(ManualClock::new(Ts::from_micros(1_000_000)));
+    let git = GitCredentials::new(scope, forge.clone(), forge.clone(), clock);
+    for repo in [None, Some("acme/app".to_owned())] {
+        let error = git.open(Want { repo, ..want(&[]) }).await.unwrap_err();
+        assert_eq!(error.code, Code::Refused);
+    }
+    git.open(Want { repo: Some("mirror.example/acme/app".into()), ..want(&[]) }).await.unwrap();
+    assert_eq!(forge.asked(), ["mirror.example/acme/app contents=write"]);
 }

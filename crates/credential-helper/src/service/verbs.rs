@@ -63,8 +63,6 @@ impl Conversation for GitConversation {
     }
 
     async fn end(&mut self) {
-        for id in std::mem::take(&mut self.open) {
-            self.credentials.close(id).await;
-        }
+        self.credentials.close_all(&std::mem::take(&mut self.open)).await;
     }
 }

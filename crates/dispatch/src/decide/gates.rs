@@ -22,6 +22,8 @@ pub const MAX_CONCURRENCY: u32 = 256;
 pub struct TokenFacts {
     /// Its id.
     pub id: TokenId,
+    /// SHA-256 of it, in hex.
+    pub hash: String,
     /// What it is for.
     pub kind: TokenKind,
     /// How long its agents live.
@@ -39,12 +41,13 @@ impl TokenFacts {
     ///
     /// # Errors
     /// The text of the label.
-    pub fn read(token: &AgentToken) -> Result<Self, String> {
+    pub fn read(token: &AgentToken, hash: String) -> Result<Self, String> {
         let read = |labels: &Vec<String>| -> Result<LabelSet, String> {
             labels.iter().map(|text| CanonicalLabel::parse(text).map_err(|_| text.clone())).collect()
         };
         Ok(Self {
             id: token.id,
+            hash,
             kind: token.kind,
             lifecycle: token.agent_type,
             scope: token.labels.as_ref().map(read).transpose()?,
@@ -244,6 +247,7 @@ mod tests {
         let set = |labels: &[&str]| labels.iter().map(|l| CanonicalLabel::parse(l).unwrap()).collect();
         TokenFacts {
             id: TokenId::from_uuid(uuid::Uuid::from_u128(1)),
+            hash: String::new(),
             kind: TokenKind::Static,
             lifecycle: AgentType::Static,
             scope: scope.map(set),

@@ -11,6 +11,9 @@ use super::walk::{Fields, Walk};
 /// Longest part of a credential: an RSA key of 16,384 bits has about 13,000 characters.
 const MAX_MATERIAL_BYTES: usize = 16 * 1024;
 
+/// What the audit log calls the credential of a source.
+const SOURCE: &str = "source";
+
 impl Walk<'_> {
     pub(super) fn git_credentials(&mut self, node: &Node) -> Option<GitCredentials> {
         match (&node.data, node.core()) {
@@ -71,6 +74,10 @@ impl Walk<'_> {
         if !super::is_job_name(&name.to_ascii_lowercase()) {
             self.fault("K0206", entry.span, format!("`{name}` is not a name for a credential"))
                 .expected(["up to 64 letters, digits, `_` and `-`"]);
+        }
+        if name == SOURCE {
+            let message = format!("`{SOURCE}` is not a name for a credential: the source's own is called that");
+            self.fault("K0206", entry.span, message);
         }
         if matches!(node.data, Data::Scalar(..)) && !node.is_null() {
             self.fault(
@@ -156,17 +163,32 @@ impl Walk<'_> {
         None
     }
 
-    /// `git.example.com` or `git.example.com:8443`; credentials go over https only.
+    /// `git.example.com` or `git.example.com:8443`, in the form that git's questions are compared with; credentials go over https
+    /// only.
     fn git_host(&mut self, node: &Node) -> Option<String> {
         let text = self.fixed(node, "a host")?;
-        let (name, port) = text.rsplit_once(':').map_or((text, None), |(name, port)| (name, Some(port)));
-        let legal = |b: u8| b.is_ascii_alphanumeric() || b == b'.' || b == b'-';
-        let named = !name.is_empty() && name.len() <= 253 && name.bytes().all(legal) && !name.starts_with(['-', '.']);
-        if named && port.is_none_or(|port| port.parse::<u16>().is_ok()) {
-            return Some(text.to_ascii_lowercase());
+        let host = canonical_host(text);
+        if host.is_none() {
+            self.mismatch("K0204", node, "a host such as git.example.com");
         }
-        self.mismatch("K0204", node, "a host such as git.example.com");
-        None
+        host
+    }
+}
+
+/// In lower case, without a final dot and without the usual port.
+fn canonical_host(text: &str) -> Option<String> {
+    let (name, port) = text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port)));
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b == b'.' || b == b'-';
+    if name.is_empty() || name.len() > 253 || !name.bytes().all(legal) || name.starts_with(['-', '.']) {
+        return None;
+    }
+    let Some(port) = port else { return Some(name) };
+    let number = port.bytes().all(|b| b.is_ascii_digit()).then(|| port.parse::<u16>().ok()).flatten()?;
+    match number {
+        0 => None,
+        443 => Some(name),
+        number => Some(format!("{name}:{number}")),
     }
 }
 
@@ -175,5 +197,35 @@ fn raw_names(fields: Fields<'_>) -> Vec<&str> {
     match fields.get("named").map(|entry| &entry.value.data) {
         Some(Data::Map(entries)) => entries.iter().map(|entry| entry.key.as_str()).collect(),
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical_host;
+
+    #[test]
+    fn hosts_have_one_form_and_odd_ones_are_none() {
+        let table = [
+            ("Git.Example.com", Some("git.example.com")),
+            ("git.example.com:443", Some("git.example.com")),
+            ("git.example.com.", Some("git.example.com")),
+            ("git.example.com.:0443", Some("git.example.com")),
+            ("h:8443", Some("h:8443")),
+            ("h:08443", Some("h:8443")),
+            ("h:+8", None),
+            ("h:0", None),
+            ("h:65536", None),
+            ("h:", None),
+            ("h:1:2", None),
+            ("", None),
+            (".", None),
+            ("-h", None),
+            ("a b", None),
+            ("u@h", None),
+        ];
+        for (text, expected) in table {
+            assert_eq!(canonical_host(text).as_deref(), expected, "{text}");
+        }
     }
 }

@@ -59,7 +59,7 @@ pub(super) struct App {
     statement: Mutex<Option<(SecretString, Ts)>>,
     tokens: Mutex<HashMap<(String, Access), Slot>>,
     installations: Mutex<HashMap<String, u64>>,
-    /// Used for every repository instead of the one that it has.
+    /// The only one whose repositories are reached.
     pub(super) fixed_installation: Option<u64>,
 }
 
@@ -202,17 +202,13 @@ impl App {
     }
 
     pub(super) fn known_installation(&self, repo: &str) -> Option<u64> {
-        let known = || self.installations.lock().unwrap_or_else(PoisonError::into_inner).get(repo).copied();
-        self.fixed_installation.or_else(known)
+        self.installations.lock().unwrap_or_else(PoisonError::into_inner).get(repo).copied()
     }
 
     pub(super) async fn installation(&self, api: &Api, repo: &str, jwt: &SecretString) -> Result<u64, ForgeError> {
         #[derive(Deserialize)]
         struct Installation {
             id: u64,
-        }
-        if let Some(id) = self.fixed_installation {
-            return Ok(id);
         }
         let what = format!("installation of the App on `{repo}`");
         let found: Result<Installation, _> = api.get(&what, api.url(&["repos", repo, "installation"])?, jwt).await;
@@ -224,6 +220,10 @@ impl App {
             }
             Err(error) => return Err(error),
         };
+        if self.fixed_installation.is_some_and(|fixed| fixed != id) {
+            let hint = "the repository is not one of the installation that the credential names".to_owned();
+            return Err(ForgeError::NotFound { what, hint });
+        }
         let mut known = self.installations.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MAX_TOKENS {
             known.clear();

@@ -24,6 +24,13 @@ struct Answer {
     expires_at: Ts,
     #[serde(default)]
     permissions: Permissions,
+    #[serde(default)]
+    repositories: Vec<Repository>,
+}
+
+#[derive(Deserialize)]
+struct Repository {
+    full_name: String,
 }
 
 impl App {
@@ -67,8 +74,15 @@ impl App {
         let body = json!({"repositories": [name], "permissions": permissions});
         let url = api.url(&["app/installations", &installation.to_string(), "access_tokens"])?;
         let answer: Answer = api.post(&format!("access to `{repo}`"), url, &self.statement()?, &body).await?;
+        let password = SecretString::from(answer.token);
+        if let Some(other) = answer.repositories.iter().find(|of| !of.full_name.eq_ignore_ascii_case(repo)) {
+            // Best effort: nobody gets it.
+            let _ = self.revoke(api, &password).await;
+            let what = format!("access to `{repo}`");
+            return Err(ForgeError::NotFound { what, hint: format!("the token would be for `{}`", other.full_name) });
+        }
         Ok(Minted {
-            auth: BasicAuth { username: TOKEN_USER.to_owned(), password: answer.token.into() },
+            auth: BasicAuth { username: TOKEN_USER.to_owned(), password },
             permissions: answer.permissions,
             expires_at: answer.expires_at,
         })

@@ -103,7 +103,7 @@ fn as_installation<'a>(
 ) -> Result<&'a FakeRepo, Refusal> {
     let token = bearer(headers)?;
     let grant = state.minted.iter().find(|(t, ..)| t == token).ok_or(Refusal(401, "Bad credentials"))?;
-    if repo.split_once('/').map(|(_, name)| name) != Some(grant.1.as_str()) {
+    if repo != grant.1 {
         return Err(NOT_FOUND);
     }
     if !grant.2.contains(permission) {
@@ -126,7 +126,8 @@ async fn mint(State(shared): Fake, Path(id): Path<u64>, headers: HeaderMap, Json
     let known = |(full, repo): (&String, &FakeRepo)| {
         repo.installation == Some(id) && full.split_once('/').is_some_and(|(_, n)| n == name)
     };
-    let Some((_, repo)) = state.repos.iter().find(|entry| known(*entry)) else { return Err(NOT_FOUND) };
+    let Some((full, repo)) = state.repos.iter().find(|entry| known(*entry)) else { return Err(NOT_FOUND) };
+    let full = full.clone();
     let wanted = body.get("permissions").and_then(Value::as_object).cloned().unwrap_or_default();
     let holds = |(name, level): (&String, &Value)| {
         let held = repo.permissions.get(name).map_or("none", String::as_str);
@@ -140,9 +141,10 @@ async fn mint(State(shared): Fake, Path(id): Path<u64>, headers: HeaderMap, Json
     let token = format!("ghs_{number}_{}", &hex::encode(Sha256::digest(format!("{}{number}", shared.base_url)))[..32]);
     let life = if state.token_life.is_zero() { Duration::from_secs(3600) } else { state.token_life };
     let expires_at = shared.clock.now().plus(state.tokens_ahead).plus(life);
-    state.minted.push((token.clone(), name, Value::Object(wanted.clone()).to_string()));
+    state.minted.push((token.clone(), full.clone(), Value::Object(wanted.clone()).to_string()));
     state.ends.insert(token.clone(), expires_at);
-    let answer = json!({"token": token, "expires_at": expires_at, "permissions": wanted});
+    let repositories = json!([{"full_name": full}]);
+    let answer = json!({"token": token, "expires_at": expires_at, "permissions": wanted, "repositories": repositories});
     Ok((StatusCode::CREATED, Json(answer)).into_response())
 }
 

@@ -286,6 +286,10 @@ impl Reader {
         let work_dir = self.parsed("work_dir", keys::directory).unwrap_or_else(|| state_dir.join("work"));
         let runtime_dir = self.parsed("runtime_dir", keys::directory);
         let runtime_dir = runtime_dir.unwrap_or_else(|| keys::default_runtime_dir(env, &state_dir));
+        if let Err(message) = crate::credentials::check_runtime_dir(&runtime_dir) {
+            let place = self.entries.get("runtime_dir").map_or("runtime_dir".to_owned(), |entry| entry.place.clone());
+            self.problem(place, message);
+        }
         let mut host_env = self.host_env(env);
         let isolation = self.isolation(env);
         if let Some(user) = &isolation.user {

@@ -77,3 +77,18 @@ fn every_key_is_documented() {
         assert!(text.contains(&row), "docs/agent.md has no row {row}");
     }
 }
+
+#[test]
+fn a_runtime_dir_that_is_too_long_for_sockets_is_told_at_the_start() {
+    let url = ("KICI_ORCHESTRATOR_URL", "http://a");
+    let longest = format!("/{}", "r".repeat(86));
+    let sources = Sources { env: vars(&[url, ("KICI_RUNTIME_DIR", &longest)]), ..Sources::default() };
+    let config = Config::load(&sources).expect("just short enough");
+    assert_eq!(config.runtime_dir.join("j/01234567/job.sock").as_os_str().len(), 107);
+    let found = problems(&[url, ("KICI_RUNTIME_DIR", &format!("{longest}x"))]);
+    let expected = "is too long for sockets of jobs: use a directory of at most 87 bytes";
+    assert!(
+        found.len() == 1 && found[0].starts_with("KICI_RUNTIME_DIR: ") && found[0].ends_with(expected),
+        "{found:?}"
+    );
+}

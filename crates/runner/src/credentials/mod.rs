@@ -100,18 +100,21 @@ impl Access {
         opening: impl FnOnce(PathBuf, GitAccess) -> Opening,
     ) -> Result<Option<Self>, String> {
         let (Some(program), Some(mut git)) = (services.program(), git) else { return Ok(None) };
-        let allowed = |host: &GitHost| host.protocol == "https" || config.git_allow_insecure_http;
-        let insecure: Vec<String> = git.hosts.extract_if(.., |host| !allowed(host)).map(|host| host.host).collect();
+        let insecure = without_insecure(&mut git, config.git_allow_insecure_http);
         let urls = git.hosts.iter().map(|host| format!("{}://{}", host.protocol, host.host)).collect();
         let bin = dir.join("scratch/bin");
-        let link = || {
-            std::fs::create_dir_all(&bin)?;
-            std::os::unix::fs::symlink(program, bin.join("kici"))
-        };
-        link().map_err(|error| format!("the command `kici` cannot be put into {}: {error}", bin.display()))?;
-        let parent = config.runtime_dir.join("j");
-        std::fs::create_dir_all(&parent)
-            .map_err(|error| format!("{}: {error}; set runtime_dir to a directory of the agent's", parent.display()))?;
+        let (parent, made, target) = (config.runtime_dir.join("j"), bin.clone(), program.to_owned());
+        let places = tokio::task::spawn_blocking(move || {
+            let link = || {
+                std::fs::create_dir_all(&made)?;
+                std::os::unix::fs::symlink(target, made.join("kici"))
+            };
+            link().map_err(|error| format!("the command `kici` cannot be put into {}: {error}", made.display()))?;
+            std::fs::create_dir_all(&parent).map_err(|error| {
+                format!("{}: {error}; set runtime_dir to a directory of the agent's", parent.display())
+            })
+        });
+        places.await.map_err(|error| error.to_string())??;
         let door = services.open(opening(socket_dir(config, job), git)).await?;
         let helper = HelperConfig::new(program, door.socket(), urls, config.git_inherit_host_helpers);
         Ok(Some(Self { door, helper, bin, insecure }))
@@ -141,8 +144,58 @@ impl Access {
     }
 }
 
+/// Takes out the hosts whose connection is not encrypted, unless that is allowed, and returns them. Without the source's host,
+/// which is the first one beside a repository, the job has no repository of its own: the next host is another one.
+fn without_insecure(git: &mut GitAccess, allowed: bool) -> Vec<String> {
+    let stays = |host: &GitHost| host.protocol == "https" || allowed;
+    if git.hosts.first().is_some_and(|source| !stays(source)) {
+        git.repo.clear();
+    }
+    git.hosts.extract_if(.., |host| !stays(host)).map(|host| host.host).collect()
+}
+
 /// Where the socket of a job lies. Short, because the path of a socket may have 107 bytes; found again after a restart.
 pub fn socket_dir(config: &Config, job: JobKey) -> PathBuf {
     let name = format!("{}|{}", config.state_dir.display(), job.file_name());
-    config.runtime_dir.join("j").join(&hex::encode(Sha256::digest(name))[..8])
+    config.runtime_dir.join("j").join(&hex::encode(Sha256::digest(name))[..DIR_NAME])
+}
+
+/// Characters of the name of a socket's directory.
+const DIR_NAME: usize = 8;
+/// Longest path of a socket on Linux (unix(7), `sun_path`).
+const MAX_SOCKET_PATH: usize = 107;
+
+/// Whether the sockets of jobs can lie below this directory.
+///
+/// # Errors
+/// A message for the operator.
+pub(crate) fn check_runtime_dir(dir: &Path) -> Result<(), String> {
+    let length = dir.as_os_str().len() + "/j/".len() + DIR_NAME + "/job.sock".len();
+    if length <= MAX_SOCKET_PATH {
+        return Ok(());
+    }
+    let most = MAX_SOCKET_PATH - (length - dir.as_os_str().len());
+    Err(format!("{} is too long for sockets of jobs: use a directory of at most {most} bytes", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_whose_source_is_not_encrypted_has_no_repository_at_the_host_of_a_named_credential() {
+        let host = |protocol: &str, host: &str| GitHost {
+            protocol: protocol.to_owned(),
+            host: host.to_owned(),
+            ignore_case: false,
+        };
+        let access = |source| GitAccess { hosts: vec![source, host("https", "mirror")], repo: "acme/app".to_owned() };
+        let mut plain = access(host("http", "forge"));
+        assert_eq!(without_insecure(&mut plain, false), ["forge"]);
+        assert_eq!((plain.hosts.len(), plain.repo.as_str()), (1, ""));
+        for (mut git, allowed) in [(access(host("http", "forge")), true), (access(host("https", "forge")), false)] {
+            assert!(without_insecure(&mut git, allowed).is_empty());
+            assert_eq!((git.hosts.len(), git.repo.as_str()), (2, "acme/app"));
+        }
+    }
 }

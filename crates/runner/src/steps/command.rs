@@ -118,7 +118,10 @@ impl Run<'_> {
         };
         let cwd = self.directory(step, &seen)?;
         let (_, refused) = self.environment.of_step(&layers, []);
-        let notes = refused.iter().map(|name| format!("`{name}` is not set: names with KICI_ belong to the agent"));
+        let notes = refused.iter().map(|name| match name.starts_with("KICI_") {
+            true => format!("`{name}` is not set: names with KICI_ belong to the agent"),
+            false => format!("`{name}` is not set: it is not a number that git could work with"),
+        });
         Ok(Base { name, cwd, shell: step.shell.clone(), notes: notes.collect(), layers })
     }
 

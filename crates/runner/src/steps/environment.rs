@@ -14,6 +14,8 @@ pub const HOST_VARIABLES: &[&str] = &["PATH", "HOME", "USER", "SHELL", "LANG", "
 
 /// Where commands are looked for when the host has no PATH.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Most keys of git's configuration that a workflow may set by environment.
+const MAX_GIT_KEYS: usize = 1000;
 
 /// Names as text to text.
 pub type Variables = BTreeMap<String, String>;
@@ -105,22 +107,28 @@ impl Environment {
             dirs.push(rest);
             all.insert("PATH".to_owned(), dirs.join(":"));
         }
-        self.extend_git(&mut all);
+        if !self.extend_git(&mut all) {
+            refused.push("GIT_CONFIG_COUNT".to_owned());
+        }
         all.extend(files.into_iter().map(|(name, path)| (name.to_owned(), path.display().to_string())));
         (all, refused)
     }
 
-    /// Behind the keys that a workflow sets by `GIT_CONFIG_COUNT` (git-config(1)), never in their place.
-    fn extend_git(&self, all: &mut Variables) {
+    /// Behind the keys that a workflow sets by `GIT_CONFIG_COUNT` (git-config(1)), never in their place. False for a count that
+    /// is none: it is left out.
+    fn extend_git(&self, all: &mut Variables) -> bool {
         if self.git.is_empty() {
-            return;
+            return true;
         }
-        let theirs = all.get("GIT_CONFIG_COUNT").and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
+        let count = all.get("GIT_CONFIG_COUNT").filter(|count| !count.is_empty());
+        let read = count.map(|count| count.parse::<usize>().ok().filter(|count| *count <= MAX_GIT_KEYS));
+        let theirs = read.flatten().unwrap_or(0);
         for (n, (key, value)) in (theirs..).zip(&self.git) {
             all.insert(format!("GIT_CONFIG_KEY_{n}"), key.clone());
             all.insert(format!("GIT_CONFIG_VALUE_{n}"), value.clone());
         }
         all.insert("GIT_CONFIG_COUNT".to_owned(), (theirs + self.git.len()).to_string());
+        read != Some(None)
     }
 
     /// What a step wrote to `$KICI_ENV` that may be set, and the names that may not.
@@ -207,5 +215,20 @@ mod tests {
         let both = git(env.of_step([&theirs], []).0);
         assert_eq!(both["GIT_CONFIG_COUNT"], "3");
         assert_eq!((both["GIT_CONFIG_KEY_0"].as_str(), both["GIT_CONFIG_KEY_2"].as_str()), ("c.d", "a.b"));
+    }
+
+    #[test]
+    fn a_count_of_keys_that_is_none_is_left_out_and_told() {
+        let env = Environment::new(&vars(&[]), []).with_git(&[("a.b".to_owned(), "x".to_owned())]);
+        let of = |count: &str| {
+            let (all, refused) = env.of_step([&vars(&[("GIT_CONFIG_COUNT", count)])], []);
+            (all["GIT_CONFIG_COUNT"].clone(), all.get("GIT_CONFIG_KEY_0").cloned(), refused)
+        };
+        let told = || vec!["GIT_CONFIG_COUNT".to_owned()];
+        for count in ["18446744073709551615", "1001", "-1", "many"] {
+            assert_eq!(of(count), ("1".to_owned(), Some("a.b".to_owned()), told()), "{count}");
+        }
+        assert_eq!(of("1000"), ("1001".to_owned(), None, Vec::new()));
+        assert_eq!(of(""), ("1".to_owned(), Some("a.b".to_owned()), Vec::new()));
     }
 }

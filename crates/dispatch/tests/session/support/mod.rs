@@ -53,7 +53,10 @@ fn forge_example() -> GitHost {
 #[async_trait::async_trait]
 impl Clones for TestClones {
     async fn git_host(&self, _: SourceId) -> Result<Option<GitHost>, CloneError> {
-        Ok(Some(forge_example()))
+        match self.0.lock().unwrap().clone() {
+            Some(error) => Err(error),
+            None => Ok(Some(forge_example())),
+        }
     }
 
     async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError> {
