@@ -11,7 +11,7 @@ use kici_sys::clock::SystemClock;
 pub fn run(config: &Config, json: bool) -> ExitCode {
     // Fails only when a provider is there already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let host = Host::find(config);
+    let host = Host::look(config);
     let mut found = doctor::examine(config, &host);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime {

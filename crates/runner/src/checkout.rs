@@ -9,7 +9,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kici_engine::time::Clock;
-use kici_sys::process::{Spawn, Tree};
+use kici_sys::process::{Pipes, Spawn, Tree};
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 
@@ -99,8 +99,11 @@ pub struct Checkout<'a> {
     pub workspace: &'a Path,
     /// A private directory.
     pub scratch: &'a Path,
-    /// Allowed variables of the host.
+    /// Variables of the agent that git may see. What steps can write is not among what it reads: neither a home nor a
+    /// configuration of a user.
     pub host: &'a Variables,
+    /// Starts git.
+    pub start: &'a Start<'a>,
     /// Limit of one git command.
     pub timeout: Duration,
     /// Limit of the job.
@@ -116,6 +119,9 @@ pub struct Checkout<'a> {
     /// Told to stop.
     pub stop: &'a mut watch::Receiver<Stop>,
 }
+
+/// Starts a command, and sees to it that it is ended with its job.
+pub type Start<'a> = dyn Fn(Spawn) -> io::Result<(Tree, Pipes)> + Send + Sync + 'a;
 
 /// How one git command went.
 enum Git {
@@ -218,6 +224,16 @@ impl Checkout<'_> {
 
     fn environment(&self, source: &Source, scheme: &str, keys: Option<&KeyFiles>) -> Result<Variables, CheckoutError> {
         let mut env = self.host.clone();
+        // Steps of earlier jobs may have written the home of the agent's user: git would run filters and helpers that it names.
+        let home = self.scratch.join("git");
+        let global = home.join(".gitconfig");
+        // Owned by somebody else, most likely. Flags do not reach upload-pack, a file does.
+        let config = if scheme == "file" { "[safe]\n\tdirectory = *\n" } else { "" };
+        fresh_home(&home, &global, config)
+            .map_err(|error| CheckoutError::Io { what: format!("making {}", home.display()), error })?;
+        env.remove("XDG_CONFIG_HOME");
+        env.insert("HOME".to_owned(), home.display().to_string());
+        env.insert("GIT_CONFIG_GLOBAL".to_owned(), global.display().to_string());
         let protocols = match scheme {
             "http" | "file" => format!("https:ssh:{scheme}"),
             _ => "https:ssh".to_owned(),
@@ -247,13 +263,6 @@ impl Checkout<'_> {
         for (n, (key, value)) in config.into_iter().enumerate() {
             env.insert(format!("GIT_CONFIG_KEY_{n}"), key);
             env.insert(format!("GIT_CONFIG_VALUE_{n}"), value);
-        }
-        if scheme == "file" {
-            // Owned by somebody else, most likely. Flags do not reach upload-pack, a file does.
-            let path = self.scratch.join("gitconfig");
-            std::fs::write(&path, "[safe]\n\tdirectory = *\n")
-                .map_err(|error| CheckoutError::Io { what: format!("writing {}", path.display()), error })?;
-            env.insert("GIT_CONFIG_GLOBAL".to_owned(), path.display().to_string());
         }
         Ok(env)
     }
@@ -289,7 +298,7 @@ impl Checkout<'_> {
             cwd: PathBuf::from(self.workspace),
             ..Spawn::default()
         };
-        let (mut tree, pipes) = Tree::spawn(&spawn).map_err(io)?;
+        let (mut tree, pipes) = (self.start)(spawn).map_err(io)?;
         let mut output = Output::new(self.log, self.masker, self.clock).with_tail();
         let timeout = if command == "cat-file" { self.timeout.min(LOCAL_LIMIT) } else { self.timeout };
         let bounds = Bounds { timeout, deadline: self.deadline, after_stop: false };
@@ -305,6 +314,15 @@ impl Checkout<'_> {
             Ended::Stopped(stop) => Err(CheckoutError::Stopped(stop)),
         }
     }
+}
+
+/// A home with nothing in it but the configuration.
+fn fresh_home(home: &Path, global: &Path, config: &str) -> io::Result<()> {
+    match std::fs::remove_dir_all(home) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => std::fs::create_dir(home)?,
+    }
+    std::fs::write(global, config)
 }
 
 fn fetch_args(depth: u32, what: &str) -> Vec<String> {

@@ -1,5 +1,6 @@
 //! What is in force on this host, what is missing, and what would help.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -68,10 +69,11 @@ impl Finding {
 /// Looks at everything but the network. Blocks.
 pub fn examine(config: &Config, host: &Host) -> Vec<Finding> {
     let hardened = config.isolation.hardening == Hardening::Auto;
-    let mut found = vec![kernel(), git(config), directories(config)];
+    let mut found = vec![place(), kernel(), git(config), directories(config)];
     found.push(Finding::ok("process trees", "every step has a keeper; what it leaves is found and ended"));
-    found.push(Finding::ok("memory of the agent", "closed to other processes of its user (PR_SET_DUMPABLE=0)"));
+    found.push(memory(config));
     found.push(privileges(config));
+    found.extend(way(config));
     found.push(files(config, host));
     if hardened && !config.isolation.sandbox && host.landlock.is_some() {
         found.push(private(host));
@@ -84,10 +86,64 @@ pub fn examine(config: &Config, host: &Host) -> Vec<Finding> {
 
 /// What of the isolation of jobs is missing, in words, without starting another program.
 pub fn missing(config: &Config, host: &Host) -> Vec<String> {
-    let mut found = vec![privileges(config), files(config, host), calls(config, host)];
+    let mut found = vec![privileges(config), memory(config), files(config, host), calls(config, host)];
+    found.extend(way(config));
     found.extend(groups(config, host));
-    let missing = found.into_iter().filter(|finding| finding.state == State::Missing);
+    let missing = found.into_iter().filter(|finding| matches!(finding.state, State::Missing | State::Broken));
     missing.map(|finding| format!("{}: {}", finding.check, finding.detail)).collect()
+}
+
+/// Whose view this is: user and control group of a service are others than those of a shell.
+fn place() -> Finding {
+    let group = kici_sys::cgroup::own_group().unwrap_or_else(|| "none".to_owned());
+    let detail = format!("as {}, in the control group {group}", kici_sys::host::user_name());
+    let is_shell = Path::new("/run/systemd/system").exists() && !group.contains(".service");
+    let remedy = if is_shell {
+        "to judge a service, run it as its unit does: systemd-run --pipe --wait -p User=… -p Delegate=yes kici-agent doctor"
+    } else {
+        ""
+    };
+    Finding::new("this look", State::Ok, detail, remedy)
+}
+
+fn memory(config: &Config) -> Finding {
+    let check = "memory of the agent";
+    let isolation = &config.isolation;
+    let is_open = kici_sys::host::uid() == 0
+        && isolation.user.is_none()
+        && isolation.hardening == Hardening::Off
+        && !isolation.sandbox;
+    if is_open {
+        let remedy = "set sandbox_user, or run the agent as a user without rights";
+        return Finding::new(
+            check,
+            State::Missing,
+            "open to steps, which may trace everything (CAP_SYS_PTRACE)",
+            remedy,
+        );
+    }
+    Finding::ok(check, "closed to other processes of its user (PR_SET_DUMPABLE=0)")
+}
+
+/// What keeps the user of the steps from its workspace.
+fn way(config: &Config) -> Option<Finding> {
+    let user = config.isolation.user.as_ref()?;
+    let closed = |dir: &&Path| {
+        dir.metadata().is_ok_and(|meta| {
+            let class = if meta.uid() == user.uid {
+                0o100
+            } else if user.gid == meta.gid() || user.groups.contains(&meta.gid()) {
+                0o010
+            } else {
+                0o001
+            };
+            meta.mode() & class == 0
+        })
+    };
+    // The agent opens its own directories itself.
+    let dir = config.work_dir.ancestors().skip(1).filter(|dir| *dir != config.state_dir).find(closed)?;
+    let detail = format!("{} cannot be entered by {}: steps cannot start", dir.display(), user.name);
+    Some(Finding::new("way to the workspace", State::Broken, detail, format!("chmod o+x {}", dir.display())))
 }
 
 fn kernel() -> Finding {
@@ -101,7 +157,8 @@ fn kernel() -> Finding {
 }
 
 fn git(config: &Config) -> Finding {
-    let said = Command::new("git").arg("--version").envs(&config.host_env).output();
+    let nothing = [("HOME", "/nonexistent"), ("GIT_CONFIG_GLOBAL", "/dev/null")];
+    let said = Command::new("git").arg("--version").envs(&config.agent_env).envs(nothing).output();
     let text = said.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
     match text.strip_prefix("git version ").and_then(version) {
         Some(version) if version >= OLDEST_GIT => Finding::ok("git", text),
@@ -156,6 +213,10 @@ fn files(config: &Config, host: &Host) -> Finding {
         _ if !hardened => Finding::new("files (Landlock)", State::Off, "hardening = off", ""),
         _ if config.isolation.sandbox => Finding::ok("files (Landlock)", "not needed: steps run in a sandbox"),
         Some(abi) => {
+            if let Err(why) = host.try_files() {
+                let remedy = "mend that, or set hardening = off";
+                return Finding::new("files (Landlock)", State::Broken, why, remedy);
+            }
             let paths: Vec<_> = config.isolation.writable.iter().map(|path| path.display().to_string()).collect();
             let paths = if paths.is_empty() { "nothing else".to_owned() } else { paths.join(", ") };
             Finding::ok("files (Landlock)", format!("version {abi}; steps write workspace, temporary files, {paths}"))
@@ -312,6 +373,31 @@ pub fn table(found: &[Finding]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_closed_directory_above_the_workspaces_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let work = dir.path().join("work").display().to_string();
+        let env = [("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_STATE_DIR", "/s"), ("KICI_WORK_DIR", &work)];
+        let env = env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let mut config = Config::load(&crate::config::Sources { env, ..Default::default() }).expect("right");
+        assert_eq!(way(&config), None, "steps are of the agent's user");
+        let user = kici_sys::confine::User {
+            name: "ci".into(),
+            uid: u32::MAX - 1,
+            gid: u32::MAX - 1,
+            groups: Vec::new(),
+            home: "/".into(),
+            shell: "/bin/sh".into(),
+        };
+        config.isolation.user = Some(std::sync::Arc::new(user));
+        let open = |mode| std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(mode));
+        open(0o700).expect("set");
+        let found = way(&config).expect("a finding");
+        assert_eq!((found.state, found.remedy), (State::Broken, format!("chmod o+x {}", dir.path().display())));
+        open(0o711).expect("set");
+        assert_eq!(way(&config), None);
+    }
 
     #[test]
     fn versions_and_dates_are_read() {

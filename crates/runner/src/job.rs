@@ -1,8 +1,11 @@
 //! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
 //! reported.
 
+mod dir;
+
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -16,7 +19,7 @@ use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::{AgentFrame, Evidence, JobOffer, JobUpdate, StepUpdate, agent_frame};
-use kici_sys::process::ProcessId;
+use kici_sys::process::{Pipes, ProcessId, Spawn, Tree};
 use secrecy::SecretString;
 use serde_json::Value as Json;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -35,6 +38,7 @@ use crate::spool::Spool;
 use crate::steps::environment::{DEFAULT_PATH, job_facing};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
+pub use dir::{LOCK, lock, remove, remove_now};
 
 /// The orchestrator's word on the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,8 +122,8 @@ pub struct Ctx {
 /// Runs one job from its offer to its end.
 pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     let dir = ctx.config.work_dir.join(ctx.key.file_name());
-    let confine = match accept(&ctx, &offer, &dir).await {
-        Ok(confine) => confine,
+    let (_lock, confine) = match accept(&ctx, &offer, &dir).await {
+        Ok(accepted) => accepted,
         Err(message) => {
             remove(&dir).await;
             ctx.tell(JobEvent::NotAccepted(message)).await;
@@ -167,7 +171,11 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
 }
 
 /// Writes the job down, synced, and makes its directories and its confinement meanwhile. The inner error fails the job.
-async fn accept(ctx: &Ctx, offer: &JobOffer, dir: &Path) -> Result<Result<Arc<JobConfinement>, String>, String> {
+async fn accept(
+    ctx: &Ctx,
+    offer: &JobOffer,
+    dir: &Path,
+) -> Result<(File, Result<Arc<JobConfinement>, String>), String> {
     let (journal, key, at) = (Arc::clone(&ctx.journal), ctx.key, ctx.clock.now());
     let (workflow, name) = (offer.workflow.clone(), offer.job_name.clone());
     let written = tokio::task::spawn_blocking(move || journal.accepted(key, &workflow, &name, at));
@@ -175,41 +183,13 @@ async fn accept(ctx: &Ctx, offer: &JobOffer, dir: &Path) -> Result<Result<Arc<Jo
     let made = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(dirs.join("workspace"))?;
         std::fs::create_dir_all(dirs.join("scratch"))?;
-        Ok::<_, io::Error>(host.job(&key.file_name(), &dirs).map(Arc::new))
+        let lock = lock(&dirs)?;
+        Ok::<_, io::Error>((lock, host.job(&key.file_name(), &dirs).map(Arc::new)))
     });
     let (written, made) = tokio::join!(written, made);
     let said = |error: &dyn std::fmt::Display| format!("the job cannot be written down: {error}");
     written.map_err(|error| said(&error))?.map_err(|error| said(&error))?;
     made.map_err(|error| said(&error))?.map_err(|error| format!("the directory of the job cannot be made: {error}"))
-}
-
-/// Deletes a workspace, which may be large.
-pub async fn remove(dir: &Path) {
-    let path = dir.to_owned();
-    let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            // The job closed directories to everybody, as some module caches do.
-            open_directories(&path);
-            std::fs::remove_dir_all(&path)
-        }
-        result => result,
-    })
-    .await;
-    if let Ok(Err(error)) = removed
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(dir = %dir.display(), %error, "cannot delete a workspace");
-    }
-}
-
-/// Lets us into a directory and all below it; links are not followed.
-fn open_directories(dir: &Path) {
-    // What cannot be opened cannot be deleted either, which is said then.
-    let _ = std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o700));
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        open_directories(&entry.path());
-    }
 }
 
 impl Ctx {
@@ -299,7 +279,7 @@ impl Ctx {
                 basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
                 ssh: None,
             };
-            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, access, deadline).await {
+            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, access, &confine, deadline).await {
                 return *outcome;
             }
         }
@@ -327,6 +307,7 @@ impl Ctx {
         scratch: &Path,
         source: &Source,
         access: Option<&Access>,
+        confine: &JobConfinement,
         deadline: Option<Instant>,
     ) -> Result<(), Box<Outcome>> {
         let io = |error: io::Error| {
@@ -342,11 +323,18 @@ impl Ctx {
             lines.say(self.clock.now(), &format!("{host}: {why}; the agent's git.allow_insecure_http allows it"));
             log.append(&lines).await.map_err(io)?;
         }
+        // It runs beside the steps' confinement, as the agent, but ends with the job, also when the agent dies.
+        let start = |spawn: Spawn| -> io::Result<(Tree, Pipes)> {
+            let (tree, pipes) = Tree::spawn(&confine.grouped(spawn)?)?;
+            self.tree(tree.id());
+            Ok((tree, pipes))
+        };
         let mut stop = self.stop.clone();
         let result = Checkout {
             workspace,
             scratch,
-            host: &self.config.host_env,
+            host: &self.config.agent_env,
+            start: &start,
             timeout: self.config.git_timeout,
             deadline,
             log: &mut log,
@@ -495,8 +483,6 @@ impl Reporter for Ctx {
         if terminal {
             metrics::counter!("kici_agent_steps_total", "status" => report.status.as_str()).increment(1);
             metrics::counter!("kici_agent_log_bytes_total").increment(report.log.offset);
-            metrics::counter!("kici_agent_log_lines_dropped_total", "mode" => "limit")
-                .increment(report.log.missing_lines);
         }
         let frame = agent_frame::Frame::StepUpdate(step_update(self.key, report));
         if terminal {

@@ -55,6 +55,25 @@ async fn offers_are_rejected_while_the_host_is_reset_and_taken_afterwards() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_a_steady_load_the_host_is_reset_before_the_next_job() {
+    let fake = Fake::start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let said = dir.path().join("said");
+    let command = format!("echo reset >> {}", said.display());
+    let _agent = agent(&fake, &[("KICI_AGENT_BETWEEN_JOBS_RESET_COMMAND", &command)]).await;
+    let first = job(2, 1);
+    // What it leaves takes a while to delete.
+    let many = "mkdir d && cd d && seq 20000 | xargs touch";
+    fake.send(Down::JobOffer(offer(&first, vec![script(many)]))).await;
+    status(&fake, "no more work", |status| status.resetting).await;
+    assert_eq!(fake.result(&first).await.state, "success", "said only after that");
+    fake.send(Down::JobOffer(offer(&job(3, 1), vec![script("true")]))).await;
+    assert_eq!(rejected(&fake).await, RejectReason::Resetting);
+    status(&fake, "the end of the reset", |status| !status.resetting).await;
+    assert_eq!(std::fs::read_to_string(said).expect("it ran"), "reset\n");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_18_failing_resets_drain_the_agent_only_where_that_is_asked_for() {
     for drain in [true, false] {
         let fake = Fake::start();

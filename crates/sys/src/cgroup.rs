@@ -73,25 +73,31 @@ impl Delegated {
     /// # Errors
     /// [`NotDelegated`], with the remedy.
     pub fn find() -> Result<Self, NotDelegated> {
-        let (mount, path) = place().ok_or(NotDelegated::NoHierarchy)?;
-        let inside = path.trim_start_matches('/');
-        let mut dir = mount.join(inside);
-        if dir.file_name().is_some_and(|name| name == OWN) {
-            dir.pop();
-        }
-        if !is_ours(&dir, inside.is_empty()) {
-            return Err(NotDelegated::NotOurs(dir));
-        }
+        let (dir, is_root) = own()?;
         let closed = |error| NotDelegated::Closed(dir.clone(), error);
         let probe = dir.join(format!("{PREFIX}probe-{}", std::process::id()));
         make(&probe).and_then(|()| std::fs::remove_dir(&probe)).map_err(closed)?;
-        let there = std::fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
-        let mut controllers: Vec<String> =
-            there.split_whitespace().filter(|name| WANTED.contains(name)).map(str::to_owned).collect();
-        if !controllers.is_empty() && enable(&dir, &controllers, inside.is_empty()).is_err() {
+        let mut controllers = available(&dir);
+        if !controllers.is_empty() && enable(&dir, &controllers, is_root).is_err() {
             // Somebody else is in this group too: groups, but no limits.
             controllers.clear();
         }
+        Ok(Self { dir, controllers })
+    }
+
+    /// What [`Self::find`] would find, as far as can be told without changing anything.
+    ///
+    /// # Errors
+    /// [`NotDelegated`], with the remedy.
+    pub fn look() -> Result<Self, NotDelegated> {
+        Self::look_at(own()?.0)
+    }
+
+    fn look_at(dir: PathBuf) -> Result<Self, NotDelegated> {
+        if !crate::host::can_write(&dir) {
+            return Err(NotDelegated::Closed(dir, io::ErrorKind::PermissionDenied.into()));
+        }
+        let controllers = available(&dir);
         Ok(Self { dir, controllers })
     }
 
@@ -112,12 +118,12 @@ impl Delegated {
 
     /// Whether the kernel ends a group at once (`cgroup.kill`, Linux 5.14).
     pub fn kills(&self) -> bool {
-        // The root of a hierarchy has no such file, the groups in it do.
-        let probe = self.dir.join(format!("{PREFIX}probe-{}", std::process::id()));
-        let there = make(&probe).is_ok() && probe.join("cgroup.kill").exists();
-        // Made just now and empty.
-        let _ = std::fs::remove_dir(&probe);
-        there
+        const SINCE: (u32, u32) = (5, 14);
+        // The root of a hierarchy has no such file, the groups in it do; perhaps there are none yet.
+        let release = crate::host::os_release();
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
+        let known = numbers.next().zip(numbers.next()).is_some_and(|version| version >= SINCE);
+        known || self.dir.join("cgroup.kill").exists()
     }
 
     /// Makes the group of a job. Limits without their controller are left out.
@@ -173,8 +179,9 @@ impl JobGroup {
     pub fn command(&self) -> io::Result<StepGroup> {
         let dir = self.dir.join(self.made.fetch_add(1, Ordering::Relaxed).to_string());
         make(&dir)?;
-        let open = File::open(&dir)?;
-        Ok(StepGroup { dir, open })
+        let procs = File::options().write(true).open(dir.join("cgroup.procs"))?;
+        let place = File::open(&dir)?;
+        Ok(StepGroup { dir, place, procs })
     }
 
     /// What the job used so far.
@@ -230,7 +237,11 @@ impl JobGroup {
 #[derive(Debug)]
 pub struct StepGroup {
     dir: PathBuf,
-    open: File,
+    /// The directory: what clone3(2) starts a process in.
+    place: File,
+    /// What a process writes itself into, where the kernel cannot do that. Such a move waits for all processors
+    /// (`cgroup_threadgroup_rwsem`), which takes many milliseconds on a quiet host.
+    procs: File,
 }
 
 impl StepGroup {
@@ -243,9 +254,16 @@ impl StepGroup {
         there
     }
 
-    pub(crate) fn directory(&self) -> RawFd {
-        self.open.as_raw_fd()
+    pub(crate) fn raw(&self) -> RawGroup {
+        RawGroup { place: self.place.as_raw_fd(), procs: self.procs.as_raw_fd() }
     }
+}
+
+/// The descriptors of a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawGroup {
+    pub place: RawFd,
+    pub procs: RawFd,
 }
 
 impl Drop for StepGroup {
@@ -274,6 +292,28 @@ fn kill(dir: &Path) {
         // It is the kernel's; it can only be gone together with the group.
         let _ = std::fs::write(file, "1");
     }
+}
+
+/// The group that this process may shape, and whether it is the root of the hierarchy.
+fn own() -> Result<(PathBuf, bool), NotDelegated> {
+    let (mount, path) = place().ok_or(NotDelegated::NoHierarchy)?;
+    let inside = path.trim_start_matches('/');
+    let mut dir = mount.join(inside);
+    if dir.file_name().is_some_and(|name| name == OWN) {
+        dir.pop();
+    }
+    if is_ours(&dir, inside.is_empty()) { Ok((dir, inside.is_empty())) } else { Err(NotDelegated::NotOurs(dir)) }
+}
+
+/// The controllers that are wanted and there.
+fn available(dir: &Path) -> Vec<String> {
+    let there = std::fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+    there.split_whitespace().filter(|name| WANTED.contains(name)).map(str::to_owned).collect()
+}
+
+/// The cgroup v2 of this process, as it stands in `/proc/self/cgroup`.
+pub fn own_group() -> Option<String> {
+    group_path(&std::fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
 /// Where cgroup v2 is mounted, and the group of this process in it.
@@ -337,6 +377,48 @@ mod tests {
         assert_eq!(mount_point(mounts), Some("/sys/fs/cgroup/unified".into()));
         assert_eq!(mount_point("31 30 0:27 / /x rw - cgroup cgroup rw"), None);
         assert_eq!(group_path("4:memory:/a\n0::/b/c\n"), Some("/b/c".into()));
+    }
+
+    #[test]
+    fn a_look_changes_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("cgroup.controllers"), "cpuset cpu memory pids\n").expect("written");
+        let seen = Delegated::look_at(dir.path().to_owned()).expect("writable");
+        assert_eq!(seen.controllers(), ["cpu", "memory", "pids"]);
+        seen.kills();
+        assert_eq!(std::fs::read_dir(dir.path()).expect("readable").count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_command_starts_in_its_group_without_a_move_and_is_moved_where_the_kernel_cannot_do_that() {
+        use crate::process::{Spawn, Tree};
+        use tokio::io::AsyncReadExt;
+        let Ok(place) = Delegated::find() else { return };
+        let job = place.job(&format!("start-{}", std::process::id()), &Limits::default()).expect("made");
+        let nothing = || File::options().write(true).open("/dev/null").expect("there");
+        for started_inside in [true, false] {
+            let mut group = job.command().expect("made");
+            // Of the two ways only one leads anywhere.
+            if started_inside {
+                group.procs = nothing();
+            } else {
+                group.place = nothing();
+            }
+            let name = group.dir.file_name().expect("named").to_string_lossy().into_owned();
+            let spawn = Spawn {
+                args: vec!["/proc/self/cgroup".into()],
+                group: Some(std::sync::Arc::new(group)),
+                ..Spawn::new("/bin/cat", "/")
+            };
+            let (mut tree, mut pipes) = Tree::spawn(&spawn).expect("spawned");
+            let mut said = String::new();
+            pipes.stdout.read_to_string(&mut said).await.expect("read");
+            assert!(tree.command_exit().await.success());
+            tree.kill().await;
+            let ending = format!("start-{}/{name}", std::process::id());
+            assert!(group_path(&said).is_some_and(|path| path.ends_with(&ending)), "{started_inside}: {said}");
+        }
+        job.end();
     }
 
     #[test]

@@ -31,12 +31,15 @@ pub struct Case {
     pub never: &'static [&'static str],
     /// Limit of its steps.
     pub timeout_ms: Option<u64>,
+    /// It runs only where system calls are filtered: elsewhere it would end the tests and the host.
+    pub needs_filter: bool,
     /// More that holds.
     pub holds: fn(&Seen<'_>) -> bool,
 }
 
+#[rustfmt::skip]
 const PLAIN: Case =
-    Case { name: "", steps: &[], ends: "success", says: &[], never: &[], timeout_ms: None, holds: |_| true };
+    Case { name: "", steps: &[], ends: "success", says: &[], never: &[], timeout_ms: None, needs_filter: false, holds: |_| true };
 
 /// An output just within the limit of a step; nine are over that of a job.
 const MEGABYTE: &str = "(printf k=; head -c 1000000 /dev/zero | tr '\\0' x) >> $KICI_OUTPUT";
@@ -58,12 +61,12 @@ pub const CASES: &[Case] = &[
         holds: |seen| seen.strays >= 1, ..PLAIN },
     Case { name: "kills its own group", ends: "step_failed", steps: &["kill -9 0"], ..PLAIN },
     Case { name: "dies of a fault", ends: "step_failed", steps: &["ulimit -c 0; kill -SEGV $$"], says: &["signal 11"], ..PLAIN },
-    Case { name: "kills its keeper", steps: &["kill -9 $PPID || echo refused"], says: &["refused"], ..PLAIN },
-    Case { name: "kills the group of its keeper", steps: &["kill -9 -- -$PPID || echo refused"], says: &["refused"], ..PLAIN },
-    Case { name: "kills the agent", steps: &["kill -9 {agent} || echo refused"], says: &["refused"], ..PLAIN },
-    Case { name: "stops the agent", steps: &["kill -STOP {agent} || echo refused"], says: &["refused"], ..PLAIN },
-    Case { name: "kills the group of the agent", steps: &["kill -9 -- -{group} || echo refused"], says: &["refused"], ..PLAIN },
-    Case { name: "kills everybody", steps: &["kill -9 -1 || echo refused"], says: &["refused"], ..PLAIN },
+    Case { name: "kills its keeper", steps: &["kill -9 $PPID || echo refused"], says: &["refused"], needs_filter: true, ..PLAIN },
+    Case { name: "kills the group of its keeper", steps: &["kill -9 -- -$PPID || echo refused"], says: &["refused"], needs_filter: true, ..PLAIN },
+    Case { name: "kills the agent", steps: &["kill -9 {agent} || echo refused"], says: &["refused"], needs_filter: true, ..PLAIN },
+    Case { name: "stops the agent", steps: &["kill -STOP {agent} || echo refused"], says: &["refused"], needs_filter: true, ..PLAIN },
+    Case { name: "kills the group of the agent", steps: &["kill -9 -- -{group} || echo refused"], says: &["refused"], needs_filter: true, ..PLAIN },
+    Case { name: "kills everybody", steps: &["kill -9 -1 || echo refused"], says: &["refused"], needs_filter: true, ..PLAIN },
     // Memory and environment of others.
     Case { name: "reads the environment of the agent", steps: &["cat /proc/{agent}/environ || echo refused"],
         says: &["refused"], never: &["KICI_ORCHESTRATOR_URL"], ..PLAIN },
@@ -101,6 +104,14 @@ pub const CASES: &[Case] = &[
     Case { name: "mounts", steps: &["mount -t tmpfs none /mnt || echo refused"], says: &["refused"], ..PLAIN },
     Case { name: "mounts in namespaces of its own", steps: &["unshare -Urm true || echo refused"], says: &["refused"], ..PLAIN },
     Case { name: "gains rights by a set-user-id program", steps: &["grep NoNewPrivs /proc/self/status"], says: &["NoNewPrivs:\t1"], ..PLAIN },
+    Case { name: "reads a disk of the host", steps: &["for d in /dev/vda /dev/sda /dev/xvda /dev/nvme0n1 /dev/loop0 /dev/mem; do [ -e $d ] && head -c 1 $d > /dev/null && echo opened $d; done; echo tried"],
+        says: &["tried"], never: &["opened"], ..PLAIN },
+    Case { name: "writes to a disk of the host", steps: &["for d in /dev/vda /dev/sda /dev/xvda /dev/nvme0n1 /dev/loop0 /dev/mem; do [ -e $d ] && : >> $d && echo opened $d; done; echo tried"],
+        says: &["tried"], never: &["opened"], ..PLAIN },
+    Case { name: "makes a device of its own", steps: &["mknod disk b 7 0 || echo refused; mknod zero c 1 5 || echo refused too; mkfifo pipe && echo pipes work"],
+        says: &["refused", "refused too", "pipes work"], ..PLAIN },
+    Case { name: "uses the devices of ordinary programs", steps: &["head -c 8 /dev/urandom > /dev/null && echo sub | cat /dev/stdin > /dev/shm/kici-$$ && cat /dev/shm/kici-$$ && rm /dev/shm/kici-$$ && echo all > /dev/stdout"],
+        says: &["sub", "all"], ..PLAIN },
     // Output.
     Case { name: "writes much without a line end", steps: &["head -c 3000000 /dev/zero | tr '\\0' x"],
         holds: |seen| seen.text.bytes().filter(|b| *b == b'x').count() == 3_000_000, ..PLAIN },

@@ -9,7 +9,7 @@ mod harness;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use cases::{CASES, Case, LONG_SECRET, SECRET, Seen};
 use fake::{Fake, Frame, job, offer, script, token};
@@ -65,6 +65,16 @@ impl Site {
         let step = |text: &&str| Step { timeout_ms: case.timeout_ms, ..script(&fill(text)) };
         let mask = vec![SECRET.to_owned(), LONG_SECRET.to_owned()];
         JobOffer { mask, ..offer(&job(number, 1), case.steps.iter().map(step).collect()) }
+    }
+
+    /// Whether system calls of steps are filtered, as the doctor says.
+    fn filters_calls(&self) -> bool {
+        let mut command = harness::command(&self.dir.join("state"));
+        command.env("KICI_ORCHESTRATOR_URL", self.fake.url()).env("HOME", self.dir.join("home"));
+        let output = command.args(["doctor", "--output", "json"]).stdout(Stdio::piped()).output().expect("runs");
+        let page: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let checks = page["checks"].as_array().expect("a list");
+        checks.iter().any(|found| found["check"] == "system calls (seccomp)" && found["state"] == "ok")
     }
 
     /// The next result, of whichever job.
@@ -127,7 +137,13 @@ impl Drop for Site {
 async fn every_hostile_job_ends_as_stated_and_leaves_nothing() {
     assert!(CASES.len() >= 40);
     let mut site = Site::start().await;
-    let mut waiting = CASES.iter().enumerate();
+    let filters = site.filters_calls();
+    let (run, left_out): (Vec<_>, Vec<_>) =
+        CASES.iter().enumerate().partition(|(_, case)| filters || !case.needs_filter);
+    for (_, case) in left_out {
+        eprintln!("not run, since this host filters no system calls: {}", case.name);
+    }
+    let mut waiting = run.into_iter();
     let mut open: BTreeMap<String, (u128, &Case)> = BTreeMap::new();
     let mut faults = Vec::new();
     loop {

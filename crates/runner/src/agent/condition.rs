@@ -43,7 +43,7 @@ impl Agent {
         let status = AgentStatus {
             active_jobs: u32::try_from(self.active()).unwrap_or(u32::MAX),
             draining: self.draining || self.resets.gave_up,
-            resetting: self.resets.running,
+            resetting: self.is_resetting(),
             degraded: self.degraded.clone(),
         };
         self.send(agent_frame::Frame::AgentStatus(status));
@@ -55,7 +55,7 @@ impl Agent {
         let words = [
             (self.link.is_none(), "no session with the orchestrator"),
             (self.draining, "draining"),
-            (self.resets.running, "resetting"),
+            (self.is_resetting(), "resetting"),
         ];
         not_ready.extend(words.iter().filter(|(so, _)| *so).map(|(_, word)| (*word).to_owned()));
         let health = Health {

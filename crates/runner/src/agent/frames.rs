@@ -81,7 +81,7 @@ impl Agent {
         self.post.new_session();
         self.flush();
         self.sessions.send_replace(Some(session));
-        if self.draining || self.resets.running || !self.degraded.is_empty() {
+        if self.draining || self.is_resetting() || !self.degraded.is_empty() {
             self.say_status();
         }
     }

@@ -121,7 +121,7 @@ impl Agent {
         let max = self.config.max_concurrency as usize;
         if self.draining || self.resets.gave_up {
             Some((RejectReason::Draining, String::new()))
-        } else if self.resets.running {
+        } else if self.is_resetting() {
             Some((RejectReason::Resetting, String::new()))
         } else if self.active() >= max {
             Some((RejectReason::Busy, format!("{max} of {max} jobs are held")))

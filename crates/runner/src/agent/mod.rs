@@ -154,6 +154,9 @@ impl Agent {
         };
         kici_telemetry::name_instance(state.agent_id.as_str());
         tracing::info!(agent = %state.agent_id, url = config.orchestrator_url, "the agent starts");
+        for problem in &config.ignored {
+            tracing::warn!(variable = problem.place, "{}; it is left aside", problem.message);
+        }
         let missing = doctor::missing(&config, &host);
         if !missing.is_empty() {
             tracing::warn!(missing = missing.join("; "), "jobs are not fully isolated; see kici-agent doctor");
@@ -296,6 +299,10 @@ impl Agent {
             if let Some(result) = result {
                 metrics::counter!("kici_agent_jobs_total", "status" => result.state.clone()).increment(1);
                 self.note_end(kept.job, &result);
+                if self.is_resetting() {
+                    // Before the result, which makes the slot free.
+                    self.say_status();
+                }
             }
         }
         self.post.add(&file, kept.job.to_ref(), kept.frames, kept.last);

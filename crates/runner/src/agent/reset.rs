@@ -52,6 +52,12 @@ impl Agent {
         }
     }
 
+    /// No work is taken now: a reset runs, or the only job has ended that it waits for. Were the agent to take the next one while
+    /// it deletes the workspace, under a steady load no reset would ever run.
+    pub(super) fn is_resetting(&self) -> bool {
+        self.resets.running || (self.resets.due.is_some() && self.config.max_concurrency == 1)
+    }
+
     /// Starts the reset that is due, if no job is held.
     pub(super) fn reset_when_idle(&mut self) {
         if self.resets.running || !self.jobs.is_empty() {
@@ -99,7 +105,8 @@ impl Agent {
 
 /// Runs the command to its end; nothing of it is left then.
 async fn run(config: &Config, command: &str, job: JobKey, status: &str) -> Ended {
-    let mut env = config.host_env.clone();
+    // That of the agent, whose user it runs as: what steps can write, it must not read.
+    let mut env = config.agent_env.clone();
     env.insert("KICI_RESET_JOB_ID".to_owned(), job.job.to_string());
     env.insert("KICI_RESET_JOB_STATUS".to_owned(), status.to_owned());
     let spawn =
@@ -141,5 +148,31 @@ async fn tail(from: &mut (impl AsyncRead + Unpin), into: &mut Vec<u8>) {
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
         into.extend_from_slice(&buffer[..n]);
         into.drain(..into.len().saturating_sub(SHOWN_BYTES));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kici_engine::ids::{JobId, RunId};
+
+    use super::*;
+    use crate::config::Sources;
+
+    #[tokio::test]
+    async fn a_reset_has_the_home_of_the_agent_and_not_that_of_the_steps() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let env = [
+            ("KICI_ORCHESTRATOR_URL", "http://127.0.0.1:1".to_owned()),
+            ("KICI_STATE_DIR", dir.path().display().to_string()),
+            ("KICI_WORK_DIR", dir.path().display().to_string()),
+            ("PATH", "/usr/bin:/bin".to_owned()),
+            ("HOME", "/of/the/agent".to_owned()),
+        ];
+        let env = env.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let mut config = Config::load(&Sources { env, ..Sources::default() }).expect("right");
+        config.host_env.insert("HOME".to_owned(), "/of/the/steps".to_owned());
+        let nil = uuid::Uuid::nil();
+        let job = JobKey { run: RunId::from_uuid(nil), job: JobId::from_uuid(nil), epoch: 1 };
+        assert_eq!(run(&config, "test $HOME = /of/the/agent", job, "success").await, Ok(()));
     }
 }

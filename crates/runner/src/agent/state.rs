@@ -143,7 +143,7 @@ impl State {
             let key = job.job;
             killed += host.end_leftover(&key.file_name());
             tracing::warn!(job = %key, name = job.name, workflow = job.workflow, killed, "a job was held when the agent died");
-            let _ = std::fs::remove_dir_all(config.work_dir.join(key.file_name()));
+            delete(&config.work_dir.join(key.file_name()));
             let _ = std::fs::remove_dir_all(crate::credentials::socket_dir(config, key));
             // Of one that had not started nothing is said: the orchestrator gives it to an agent again.
             if job.started {
@@ -189,8 +189,8 @@ impl State {
     }
 }
 
-/// Deletes directories of jobs that nothing tells about any more. Their agent holds the lock on the state directory, and it is
-/// this one; others with the same `work_dir` may be at work, so only old ones go.
+/// Deletes directories of jobs that nothing tells about any more. Other agents with the same `work_dir` may be at work: theirs
+/// are locked, or so new that they will be.
 fn remove_old(work_dir: &Path) {
     const AGE: Duration = Duration::from_secs(24 * 3_600);
     let is_old = |path: &Path| {
@@ -199,10 +199,20 @@ fn remove_old(work_dir: &Path) {
     let is_job = |path: &Path| path.join("workspace").is_dir() && path.join("scratch").is_dir();
     for path in std::fs::read_dir(work_dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
         if is_job(&path) && is_old(&path) && is_old(&path.join("scratch")) {
-            tracing::info!(dir = %path.display(), "deleting the workspace of a job that is long over");
-            // It is tried again at the next start.
-            let _ = std::fs::remove_dir_all(&path);
+            let Ok(lock) = File::options().create(true).truncate(false).write(true).open(path.join(job::LOCK)) else {
+                continue;
+            };
+            if lock.try_lock().is_ok() {
+                tracing::info!(dir = %path.display(), "deleting the workspace of a job that is long over");
+                delete(&path);
+            }
         }
+    }
+}
+
+fn delete(dir: &Path) {
+    if let Err(error) = job::remove_now(dir) {
+        tracing::warn!(dir = %dir.display(), %error, "cannot delete a workspace; it is tried again at a later start");
     }
 }
 
@@ -249,4 +259,37 @@ fn made_id(path: &Path) -> Result<AgentId, StartError> {
 fn safe_name(cluster: &str) -> String {
     let name: String = cluster.chars().filter(|c| c.is_ascii_alphanumeric() || "_-".contains(*c)).take(80).collect();
     if name.is_empty() { "default".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_workspaces_go_but_not_those_of_jobs_that_run() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let past = std::time::SystemTime::UNIX_EPOCH;
+        let job = |name: &str, is_old: bool| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.join("workspace/cache")).expect("made");
+            std::fs::create_dir_all(path.join("scratch")).expect("made");
+            std::fs::write(path.join("workspace/cache/file"), "").expect("written");
+            let lock = job::lock(&path).expect("locked");
+            for path in [path.join("scratch"), path].into_iter().filter(|_| is_old) {
+                File::open(path).and_then(|dir| dir.set_modified(past)).expect("set");
+            }
+            lock
+        };
+        let _running = job("running", true);
+        drop(job("crashed", true));
+        drop(job("new", false));
+        // As module caches do.
+        let cache = dir.path().join("crashed/workspace/cache");
+        std::fs::set_permissions(cache, std::os::unix::fs::PermissionsExt::from_mode(0o555)).expect("set");
+        std::fs::create_dir(dir.path().join("somebody's")).expect("made");
+        remove_old(dir.path());
+        let mut left: Vec<_> = std::fs::read_dir(dir.path()).expect("there").flatten().map(|e| e.file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["new", "running", "somebody's"]);
+    }
 }

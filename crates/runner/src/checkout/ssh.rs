@@ -84,9 +84,12 @@ impl KeyFiles {
             let path = self.dir.join(name).display().to_string();
             format!("'{}'", path.replace('\'', r"'\''"))
         };
+        // Not that of the user, whose home steps may write: it names commands to run.
+        let system = Path::new("/etc/ssh/ssh_config");
+        let config = if system.is_file() { system } else { Path::new("/dev/null") }.display();
         let checking = if self.pinned { "yes" } else { "accept-new" };
         let mut command = format!(
-            "ssh -o BatchMode=yes -o StrictHostKeyChecking={checking} -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null",
+            "ssh -F {config} -o BatchMode=yes -o StrictHostKeyChecking={checking} -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null",
             path("known_hosts")
         );
         if self.has_key {
@@ -122,7 +125,13 @@ mod tests {
         assert_eq!((mode(&dir), mode(&dir.join("key")), mode(&dir.join("known_hosts"))), (0o700, 0o600, 0o600));
         assert_eq!(fs::read_to_string(dir.join("key")).expect("read"), "-----BEGIN\nhush\n-----END\n");
         let command = files.command();
-        for part in ["BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=accept-new", r"it'\''s here/key'"] {
+        for part in [
+            "ssh -F /",
+            "BatchMode=yes",
+            "IdentitiesOnly=yes",
+            "StrictHostKeyChecking=accept-new",
+            r"it'\''s here/key'",
+        ] {
             assert!(command.contains(part), "{command}");
         }
         assert!(!command.contains("hush") && !format!("{files:?}").contains("hush"));

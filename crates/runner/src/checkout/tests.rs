@@ -45,6 +45,8 @@ struct Bench {
     dir: TempDir,
     spool: Arc<Spool>,
     log: String,
+    home: PathBuf,
+    started: std::sync::atomic::AtomicUsize,
 }
 
 impl Bench {
@@ -53,7 +55,8 @@ impl Bench {
         let limits =
             Limits { max_step_bytes: 0, max_unacked_bytes: u64::MAX, pressure: crate::config::Pressure::Pause };
         let spool = Spool::create(&dir.path().join("spool"), limits).expect("made");
-        Self { dir, spool, log: String::new() }
+        let home = dir.path().join("home");
+        Self { dir, spool, log: String::new(), home, started: Default::default() }
     }
 
     fn workspace(&self) -> PathBuf {
@@ -64,11 +67,22 @@ impl Bench {
         std::fs::create_dir_all(self.workspace()).expect("made");
         let mut log = self.spool.open(&checkout_key()).await.expect("opened");
         let (_tx, mut stop) = watch::channel(stop);
-        let host = [("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())].into();
+        let home = self.home.display().to_string();
+        let host = [
+            ("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned()),
+            ("XDG_CONFIG_HOME".to_owned(), format!("{home}/.config")),
+            ("HOME".to_owned(), home),
+        ]
+        .into();
+        let start = |spawn: Spawn| -> io::Result<(Tree, Pipes)> {
+            self.started.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Tree::spawn(&spawn)
+        };
         let result = Checkout {
             workspace: &self.workspace(),
             scratch: self.dir.path(),
             host: &host,
+            start: &start,
             timeout: Duration::from_secs(60),
             deadline: None,
             log: &mut log,
@@ -120,6 +134,28 @@ async fn depth_0_is_all_history_and_no_sha_is_the_tip() {
     bench.checkout(&all, Stop::Run).await.expect("checked out");
     assert_eq!(git(&bench.workspace(), &["rev-parse", "HEAD"]), commits[2]);
     assert_eq!(git(&bench.workspace(), &["rev-list", "--count", "HEAD"]), "3");
+}
+
+#[tokio::test]
+async fn what_a_step_left_in_the_home_of_the_agent_is_not_read() {
+    let mut bench = Bench::new();
+    let origin = bench.dir.path().join("origin");
+    let tip = repository(&origin, 1).remove(0);
+    let ran = bench.dir.path().join("ran");
+    let config = format!(
+        "[core]\n\tattributesFile = {0}/attributes\n[filter \"evil\"]\n\tsmudge = touch {1}; cat\n",
+        bench.home.display(),
+        ran.display()
+    );
+    std::fs::create_dir_all(bench.home.join(".config/git")).expect("made");
+    std::fs::write(bench.home.join("attributes"), "* filter=evil\n").expect("written");
+    std::fs::write(bench.home.join(".config/git/attributes"), "* filter=evil\n").expect("written");
+    for path in [".gitconfig", ".config/git/config"] {
+        std::fs::write(bench.home.join(path), &config).expect("written");
+    }
+    bench.checkout(&source(&origin, &tip), Stop::Run).await.expect("checked out");
+    assert!(bench.workspace().join("file").is_file() && !ran.exists());
+    assert!(*bench.started.get_mut() >= 2, "every git is known to the job");
 }
 
 #[tokio::test]

@@ -95,6 +95,7 @@ const JOB_FACING: &[&str] = &[
     "KICI_FANOUT_INDEX",
     "KICI_FANOUT_TOTAL",
     "KICI_REQUIRE_PG",
+    "KICI_DEV",
 ];
 
 /// True for `KICI_*` names that are none of an agent's and not a typing error either.

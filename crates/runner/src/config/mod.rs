@@ -62,8 +62,10 @@ pub struct Config {
     pub work_dir: PathBuf,
     /// Sockets of jobs.
     pub runtime_dir: PathBuf,
-    /// Variables of the host that steps see: the allow-list and `pass_env`.
+    /// Variables of the host that steps see: the allow-list and `pass_env`, with the home of their user.
     pub host_env: BTreeMap<String, String>,
+    /// The same with the home of the agent's own user: what the agent itself starts must not read what steps can write.
+    pub agent_env: BTreeMap<String, String>,
     /// What steps may do on this host.
     pub isolation: Isolation,
     /// What happens between two jobs.
@@ -76,6 +78,8 @@ pub struct Config {
     pub listen: Option<Listen>,
     /// Files that hold the token.
     pub private_files: Vec<PathBuf>,
+    /// `KICI_*` variables that are not the agent's, where that is no mistake.
+    pub ignored: Vec<Problem>,
 }
 
 /// One mistake.
@@ -132,6 +136,7 @@ struct Entry {
 struct Reader {
     entries: BTreeMap<&'static str, Entry>,
     problems: Vec<Problem>,
+    ignored: Vec<Problem>,
 }
 
 impl Config {
@@ -140,7 +145,7 @@ impl Config {
     /// # Errors
     /// All [`Problems`] at once.
     pub fn load(sources: &Sources) -> Result<Self, Problems> {
-        let mut reader = Reader { entries: BTreeMap::new(), problems: Vec::new() };
+        let mut reader = Reader { entries: BTreeMap::new(), problems: Vec::new(), ignored: Vec::new() };
         reader.file(sources.file.as_deref());
         reader.environment(&sources.env);
         for (name, value) in &sources.flags {
@@ -194,6 +199,12 @@ impl Reader {
     }
 
     fn environment(&mut self, env: &BTreeMap<String, String>) {
+        // A scaler may be newer than the agent that it starts.
+        let yes = |value: &str| matches!(value, "true" | "1");
+        let of_file = self.entries.get("scaler_managed").is_some_and(|entry| yes(&entry.value));
+        let of_env =
+            ["KICI_SCALER_MANAGED", "KICI_DEV"].iter().any(|name| env.get(*name).is_some_and(|value| yes(value)));
+        let is_lenient = of_file || of_env;
         for (name, value) in env.iter().filter(|(name, _)| name.starts_with("KICI_")) {
             match KEYS.iter().find(|key| key.env == name) {
                 Some(key) => self.set(key.name, value.clone(), name.clone()),
@@ -201,7 +212,9 @@ impl Reader {
                 None => {
                     let known = KEYS.iter().map(|key| key.env);
                     let hint = nearest(name, known).map_or(String::new(), |near| format!("; did you mean {near}?"));
-                    self.problem(name, format!("is not a variable of the agent{hint}"));
+                    let message = format!("is not a variable of the agent{hint}");
+                    let all = if is_lenient { &mut self.ignored } else { &mut self.problems };
+                    all.push(Problem { place: name.clone(), message });
                 }
             }
         }
@@ -290,7 +303,8 @@ impl Reader {
             let place = self.entries.get("runtime_dir").map_or("runtime_dir".to_owned(), |entry| entry.place.clone());
             self.problem(place, message);
         }
-        let mut host_env = self.host_env(env);
+        let agent_env = self.host_env(env);
+        let mut host_env = agent_env.clone();
         let isolation = self.isolation(env);
         if let Some(user) = &isolation.user {
             host_env.insert("HOME".to_owned(), user.home.display().to_string());
@@ -316,12 +330,14 @@ impl Reader {
             job_heartbeat_interval: self.millis("job_heartbeat_interval_ms", 60_000),
             keep_running_when_fenced: self.boolean("keep_running_when_fenced", false),
             host_env,
+            agent_env,
             isolation,
             reset: self.reset(),
             scaled: self.scaled(),
             pressure: self.parsed("backpressure_mode", parts::pressure).unwrap_or_default(),
             listen: self.listen(),
             private_files: self.private_files(),
+            ignored: std::mem::take(&mut self.ignored),
             state_dir,
             work_dir,
             runtime_dir,

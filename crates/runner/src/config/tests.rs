@@ -62,6 +62,42 @@ fn every_mistake_is_told_at_once() {
 }
 
 #[test]
+fn variables_of_a_newer_scaler_are_no_mistake_where_a_scaler_or_a_developer_starts_the_agent() {
+    let base = [("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_SCALER_CLAIM_COD", "x")];
+    for (name, value, is_lenient) in [
+        ("KICI_SCALER_MANAGED", "1", true),
+        ("KICI_SCALER_MANAGED", "true", true),
+        ("KICI_DEV", "true", true),
+        ("KICI_DEV", "false", false),
+        ("KICI_SCALER_MANAGED", "0", false),
+    ] {
+        let mut env = vars(&base);
+        env.insert(name.to_owned(), value.to_owned());
+        let loaded = Config::load(&Sources { env, ..Sources::default() });
+        match loaded {
+            Ok(config) => assert_eq!((is_lenient, config.ignored.len()), (true, 1), "{name}={value}"),
+            Err(Problems(all)) => assert_eq!((is_lenient, all.len()), (false, 1), "{name}={value}: {all:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_home_of_the_steps_is_not_that_of_the_agent() {
+    let env =
+        vars(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("HOME", "/of/the/agent"), ("KICI_SANDBOX_USER", "nobody")]);
+    match Config::load(&Sources { env, ..Sources::default() }) {
+        Ok(config) => {
+            assert_eq!(config.agent_env["HOME"], "/of/the/agent");
+            assert_ne!(config.host_env["HOME"], "/of/the/agent");
+            assert!(!config.agent_env.contains_key("USER"));
+        }
+        Err(Problems(all)) => {
+            assert!(kici_sys::host::uid() != 0 && all.len() == 1 && all[0].message.contains("root"), "{all:?}");
+        }
+    }
+}
+
+#[test]
 fn the_description_holds_no_token() {
     let token = format!("kici_agent_{}", "a".repeat(70));
     let env = vars(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_AGENT_TOKEN", &token)]);

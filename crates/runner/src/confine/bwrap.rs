@@ -14,8 +14,8 @@ const WORKSPACE: &str = "/workspace";
 const HOME: &str = "/tmp/home";
 /// Programs and libraries.
 const SYSTEM: [&str; 6] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt"];
-/// Of `/etc` what programs look up names, certificates and libraries in.
-const ETC: [&str; 15] = [
+/// Of `/etc` what programs look up names, certificates and libraries in; of certificates not the directories with keys.
+const ETC: [&str; 21] = [
     "alternatives",
     "ca-certificates",
     "crypto-policies",
@@ -27,10 +27,16 @@ const ETC: [&str; 15] = [
     "localtime",
     "nsswitch.conf",
     "passwd",
-    "pki",
+    "pki/ca-trust",
+    "pki/java",
+    "pki/tls/cert.pem",
+    "pki/tls/certs",
+    "pki/tls/openssl.cnf",
     "resolv.conf",
     "services",
-    "ssl",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
 ];
 
 /// The sandbox of a job.
@@ -38,6 +44,8 @@ const ETC: [&str; 15] = [
 pub(super) struct Bwrap {
     pub program: PathBuf,
     pub workspace: PathBuf,
+    /// The workspace without links on the way to it.
+    pub canonical: PathBuf,
     pub scratch: PathBuf,
     pub writable: Vec<PathBuf>,
     pub network: bool,
@@ -74,13 +82,10 @@ impl Bwrap {
     }
 
     fn inside(&self, path: &Path) -> PathBuf {
-        // A step's directory is told without links, the workspace as the settings name it.
-        let real = self.workspace.canonicalize();
-        let roots = [Some(self.workspace.as_path()), real.as_deref().ok()];
-        match roots.into_iter().flatten().find_map(|root| path.strip_prefix(root).ok()) {
-            Some(rest) if rest.as_os_str().is_empty() => WORKSPACE.into(),
-            Some(rest) => Path::new(WORKSPACE).join(rest),
-            None => path.to_owned(),
+        match path.strip_prefix(&self.workspace).or_else(|_| path.strip_prefix(&self.canonical)) {
+            Ok(rest) if rest.as_os_str().is_empty() => WORKSPACE.into(),
+            Ok(rest) => Path::new(WORKSPACE).join(rest),
+            Err(_) => path.to_owned(),
         }
     }
 
@@ -122,6 +127,7 @@ mod tests {
         Bwrap {
             program: "/usr/bin/bwrap".into(),
             workspace: "/w/j/workspace".into(),
+            canonical: "/disk/w/j/workspace".into(),
             scratch: "/w/j/scratch".into(),
             writable: vec!["/cache".into()],
             network: false,
@@ -150,6 +156,10 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\nnot in {text}");
         }
+        assert!(!text.contains(" /etc/ssl /etc/ssl ") && !text.contains("private"), "keys stay outside: {text}");
+        assert!(text.contains("--ro-bind-try /etc/ssl/certs /etc/ssl/certs"), "{text}");
+        let linked = words(&sandbox(), "/disk/w/j/workspace/sub");
+        assert!(linked.ends_with("--chdir /workspace/sub -- sh -e script"), "{linked}");
         let host = Bwrap { network: true, ..sandbox() };
         assert!(!words(&host, "/w/j/workspace").contains("--unshare-net"));
         assert!(words(&host, "/w/j/workspace").ends_with("--chdir /workspace -- sh -e script"));

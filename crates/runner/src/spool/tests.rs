@@ -149,3 +149,42 @@ async fn what_does_not_fit_is_left_out_counted_and_said_where_that_is_asked_for(
     assert_eq!(texts, ["one", "two", "three", marker, "seven"]);
     assert_eq!((seal.lines, seal.missing_lines, seal.missing_bytes), (5, 3, 26));
 }
+
+/// Keeps the value of one gauge.
+struct Gauges(Arc<std::sync::atomic::AtomicU64>);
+
+impl metrics::Recorder for Gauges {
+    fn describe_counter(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+    fn describe_gauge(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+    fn describe_histogram(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+
+    fn register_counter(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Counter {
+        metrics::Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Gauge {
+        metrics::Gauge::from_arc(Arc::clone(&self.0))
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Histogram {
+        metrics::Histogram::noop()
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_waits_for_any_more_is_not_counted_as_held_back() {
+    let held_back = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let gauges = Gauges(Arc::clone(&held_back));
+    let _guard = metrics::set_default_local_recorder(&gauges);
+    let now = || f64::from_bits(held_back.load(std::sync::atomic::Ordering::SeqCst));
+    let dir = tempfile::tempdir().expect("a directory");
+    let spool = Spool::create(&dir.path().join("s"), Limits { max_unacked_bytes: 1, ..WIDE }).expect("made");
+    let mut log = spool.open(&step_key(0)).await.expect("opened");
+    log.append(&lines("one")).await.expect("there was room");
+    let two = lines("two");
+    let mut waits = Box::pin(log.append(&two));
+    assert!(futures::poll!(&mut waits).is_pending());
+    assert!((now() - 1.0).abs() < f64::EPSILON);
+    drop(waits);
+    assert!(now().abs() < f64::EPSILON);
+}

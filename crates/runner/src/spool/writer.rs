@@ -36,6 +36,23 @@ pub struct StepLog {
     missing: (u64, u64),
 }
 
+/// Counts a log that waits, until it goes on or nobody waits for it any more.
+struct HeldBack(metrics::Gauge);
+
+impl HeldBack {
+    fn begin() -> Self {
+        let gauge = metrics::gauge!("kici_agent_log_backpressure_active");
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
 #[derive(Debug)]
 struct Tail {
     segments: VecDeque<Segment>,
@@ -97,6 +114,7 @@ impl StepLog {
         if let Some(mut tail) = self.tail.take() {
             seal.missing_bytes += tail.dropped_bytes;
             seal.missing_lines += tail.dropped_lines;
+            count_cut(tail.dropped_lines);
             if tail.dropped_lines > 0 {
                 let mut marker = Lines::default();
                 let (bytes, lines) = (tail.dropped_bytes, tail.dropped_lines);
@@ -150,10 +168,8 @@ impl StepLog {
             return;
         }
         metrics::counter!("kici_agent_log_backpressure_events_total").increment(1);
-        let held_back = metrics::gauge!("kici_agent_log_backpressure_active");
-        held_back.increment(1.0);
+        let _held_back = HeldBack::begin();
         self.room().await;
-        held_back.decrement(1.0);
     }
 
     async fn room(&self) {
@@ -250,6 +266,7 @@ impl Drop for StepLog {
         if let Some(tail) = self.tail.take() {
             seal.missing_bytes += tail.dropped_bytes;
             seal.missing_lines += tail.dropped_lines;
+            count_cut(tail.dropped_lines);
             for segment in tail.segments {
                 seal.missing_bytes += segment.bytes;
                 seal.missing_lines += segment.lines;
@@ -340,6 +357,11 @@ fn recover_tail(path: &Path, file: &File, seal: &mut Seal) -> io::Result<()> {
         rest.clear();
     }
     Ok(())
+}
+
+/// Lines that the limit of the log left out.
+fn count_cut(lines: u64) {
+    metrics::counter!("kici_agent_log_lines_dropped_total", "mode" => "limit").increment(lines);
 }
 
 fn seal_path(path: &Path) -> PathBuf {

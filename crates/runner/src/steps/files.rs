@@ -46,12 +46,12 @@ impl StepFiles {
         Ok(files)
     }
 
-    /// Gives the files and their directory to the user of the step.
+    /// Gives the files and their directory to the user of the step; the directory last, which is closed to that user until then.
     ///
     /// # Errors
     /// When they cannot be changed.
     pub fn give(&self, dir: &Path, confine: &JobConfinement) -> io::Result<()> {
-        let all = [dir, &self.output, &self.env, &self.path, &self.summary, &self.script];
+        let all = [&self.output, &self.env, &self.path, &self.summary, &self.script, dir];
         all.iter().try_for_each(|path| confine.give(path))
     }
 }

@@ -89,14 +89,30 @@ impl Calls {
     /// # Errors
     /// On an architecture for which no filter can be made.
     pub fn new(agent: u32, agent_group: u32, attach: bool) -> io::Result<Self> {
+        // In a process namespace of its own the leader of the group may be outside, which reads as 0; and 0 is one's own group.
+        let agent_group = Some(agent_group.wrapping_neg()).filter(|group| *group != 0);
+        let untouchable: Vec<u32> = [EVERYBODY, agent, KEEPER, NOT_KEEPER].into_iter().chain(agent_group).collect();
+        Self::with(&untouchable, attach)
+    }
+
+    /// A filter for commands in a process namespace of their own: it cannot name processes outside, whose ids differ there, and
+    /// need not.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn for_namespace() -> io::Result<Self> {
+        Self::with(&[], true)
+    }
+
+    fn with(untouchable: &[u32], attach: bool) -> io::Result<Self> {
         let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
         let mut rules: BTreeMap<i64, Vec<SeccompRule>> = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
         let first = |value: u64| {
             let condition = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
             condition.and_then(|condition| SeccompRule::new(vec![condition])).map_err(io::Error::other)
         };
-        let untouchable = [EVERYBODY, agent, agent_group.wrapping_neg(), KEEPER, NOT_KEEPER];
-        for call in SIGNALS {
+        // No rule at all would refuse them whomever they signal.
+        for call in SIGNALS.iter().filter(|_| !untouchable.is_empty()) {
             rules.insert(*call, untouchable.iter().map(|id| first(u64::from(*id))).collect::<io::Result<_>>()?);
         }
         if !attach {
@@ -109,7 +125,7 @@ impl Calls {
         if let Some(mismatch) = native.iter_mut().find(|i| i.k == libc::SECCOMP_RET_KILL_PROCESS && is_return(i)) {
             mismatch.k = errno(libc::ENOSYS);
         }
-        let mut all = foreign(&untouchable, attach);
+        let mut all = foreign(untouchable, attach);
         all.append(&mut native);
         let plain = |i: sock_filter| libc::sock_filter { code: i.code, jt: i.jt, jf: i.jf, k: i.k };
         Ok(Self { program: all.into_iter().map(plain).collect() })
@@ -255,5 +271,16 @@ mod tests {
         }
         let tracer = Calls::new(700, 690, true).expect("a filter");
         assert_eq!(judge(&tracer.program, X64, 101, 16), ALLOW);
+        // kill 0 signals one's own group, also where the agent's cannot be seen.
+        let hidden = Calls::new(700, 0, false).expect("a filter");
+        let inner = Calls::for_namespace().expect("a filter");
+        for (arch, kill, mount) in [(X64, 62, 165), (X86, 37, 21)] {
+            assert_eq!(judge(&hidden.program, arch, kill, 0), ALLOW);
+            assert_eq!(judge(&hidden.program, arch, kill, 700), EPERM);
+            for id in [0, 7, 700, u32::MAX] {
+                assert_eq!(judge(&inner.program, arch, kill, id), ALLOW, "{arch:x} {id}");
+            }
+            assert_eq!(judge(&inner.program, arch, mount, 0), EPERM);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Which files a command may read and write (Landlock, landlock(7)). Rights only ever add up below a directory, so what shall be
 //! hidden is left out by granting its neighbours instead.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -54,7 +55,7 @@ impl Files {
     /// Makes the rules. Blocks, and takes a few system calls for each neighbour of what is hidden.
     ///
     /// # Errors
-    /// When the kernel has no Landlock, or a directory cannot be listed.
+    /// When the kernel has no Landlock, or a directory that holds hidden files cannot be read.
     pub fn new(reach: &Reach) -> io::Result<Self> {
         let unsupported = || io::Error::new(io::ErrorKind::Unsupported, "this kernel has no usable Landlock");
         landlock_abi().ok_or_else(unsupported)?;
@@ -71,9 +72,11 @@ impl Files {
         let mut grants: Vec<(PathBuf, BitFlags<AccessFs>)> = Vec::new();
         if !hidden.is_empty() {
             let read = BitFlags::from(AccessFs::ReadFile);
-            around(Path::new("/"), &hidden, &mut |path| grants.push((path, read)))?;
+            around(Path::new("/"), &hidden, &entries, &mut |path| grants.push((path, read)))?;
         }
-        grants.extend(reach.writable.iter().map(|path| (path.clone(), handled)));
+        // Nobody makes devices: whoever could, could open all of them.
+        let write = handled & !(AccessFs::MakeChar | AccessFs::MakeBlock);
+        grants.extend(reach.writable.iter().map(|path| (path.clone(), write)));
         if grants.len() > MAX_GRANTS {
             return Err(io::Error::other(format!(
                 "{} entries lie beside what must be hidden from steps; keep state_dir and the token in directories with less",
@@ -99,8 +102,25 @@ fn write_access() -> BitFlags<AccessFs> {
     AccessFs::from_write(ABI::V3)
 }
 
+/// What is in a directory, without symbolic links.
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type().is_ok_and(|kind| !kind.is_symlink()) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
 /// Calls `grant` with paths that together are all of `path` but `hidden`. Symbolic links need no rights of their own.
-fn around(path: &Path, hidden: &[PathBuf], grant: &mut impl FnMut(PathBuf)) -> io::Result<()> {
+fn around(
+    path: &Path,
+    hidden: &[PathBuf],
+    list: &impl Fn(&Path) -> io::Result<Vec<PathBuf>>,
+    grant: &mut impl FnMut(PathBuf),
+) -> io::Result<()> {
     if hidden.iter().any(|hidden| path.starts_with(hidden)) {
         return Ok(());
     }
@@ -109,13 +129,15 @@ fn around(path: &Path, hidden: &[PathBuf], grant: &mut impl FnMut(PathBuf)) -> i
         return Ok(());
     }
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    for entry in std::fs::read_dir(path).map_err(named)? {
-        let entry = entry.map_err(named)?;
-        if entry.file_type().is_ok_and(|kind| !kind.is_symlink()) {
-            around(&entry.path(), hidden, grant)?;
+    let inside = match list(path) {
+        // It can be passed, not listed: what is in it stays closed, but for the ways to what is hidden.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let next = |hidden: &PathBuf| Some(path.join(hidden.strip_prefix(path).ok()?.components().next()?));
+            hidden.iter().filter_map(next).collect::<BTreeSet<_>>().into_iter().collect()
         }
-    }
-    Ok(())
+        inside => inside.map_err(named)?,
+    };
+    inside.iter().try_for_each(|entry| around(entry, hidden, list, grant))
 }
 
 #[cfg(test)]
@@ -132,7 +154,7 @@ mod tests {
         let granted = |hidden: &[&str]| {
             let hidden: Vec<PathBuf> = hidden.iter().map(|path| root.join(path)).collect();
             let mut found = Vec::new();
-            around(&root, &hidden, &mut |path| found.push(path)).expect("listed");
+            around(&root, &hidden, &entries, &mut |path| found.push(path)).expect("listed");
             let short = |path: &PathBuf| path.strip_prefix(&root).expect("below").display().to_string();
             let mut found: Vec<String> = found.iter().map(short).collect();
             found.sort();
@@ -142,5 +164,23 @@ mod tests {
         assert_eq!(granted(&["a/y/secret"]), ["a/x", "a/y/z", "b"]);
         assert_eq!(granted(&["a", "c"]), ["b"]);
         assert!(granted(&[""]).is_empty());
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_listed_closes_what_is_in_it_but_is_no_error() {
+        let list = |dir: &Path| match dir.to_str() {
+            Some("/") => Ok(vec!["/home".into(), "/usr".into()]),
+            Some("/home/ci") => Ok(vec!["/home/ci/state".into(), "/home/ci/cache".into()]),
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        };
+        let mut found = Vec::new();
+        around(Path::new("/"), &["/home/ci/state".into()], &list, &mut |path| found.push(path)).expect("no error");
+        assert_eq!(found, [Path::new("/home/ci/cache"), Path::new("/usr")]);
+    }
+
+    #[test]
+    fn the_list_of_a_directory_is_an_error_otherwise() {
+        let list = |_: &Path| Err(io::Error::from(io::ErrorKind::NotFound));
+        assert!(around(Path::new("/"), &["/a".into()], &list, &mut |_| {}).is_err());
     }
 }

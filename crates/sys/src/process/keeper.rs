@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use nix::libc;
 
 use super::Spawn;
+use crate::cgroup::RawGroup;
 use crate::confine::{Confinement, KEEPER, NOT_KEEPER, is_comparison};
 
 /// Enough for a few system calls in a row.
@@ -24,61 +25,12 @@ pub(super) struct Image {
     _texts: Vec<CString>,
     stack: Vec<u8>,
     confine: Confine,
-    failure: Failure,
 }
-
-/// Memory that stays shared across a fork: why a command in a group could not be executed.
-struct Failure(usize);
-
-impl Failure {
-    fn new() -> io::Result<Self> {
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh mapping of one number, at an address of the kernel's choice.
-        let address = unsafe { libc::mmap(std::ptr::null_mut(), size_of::<c_int>(), access, kind, -1, 0) };
-        if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Self(address as usize)) }
-    }
-
-    fn set(&self, error: c_int) {
-        // SAFETY: the mapping lives as long as this value, and nobody else writes or reads it at the same time.
-        unsafe { (self.0 as *mut c_int).write_volatile(error) };
-    }
-
-    fn get(&self) -> c_int {
-        // SAFETY: as above.
-        unsafe { (self.0 as *const c_int).read_volatile() }
-    }
-}
-
-impl Drop for Failure {
-    fn drop(&mut self) {
-        // SAFETY: nothing refers to the mapping any more.
-        unsafe { libc::munmap(self.0 as *mut c_void, size_of::<c_int>()) };
-    }
-}
-
-/// `struct clone_args` of clone3(2).
-#[repr(C)]
-#[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
-}
-
-const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// The confinement in the form in which the system calls take it. The descriptors belong to the `Spawn`.
 struct Confine {
     files: Option<RawFd>,
-    group: Option<RawFd>,
+    group: Option<RawGroup>,
     filter: Vec<libc::sock_filter>,
     user: Option<(u32, u32, Vec<u32>)>,
     drop_capabilities: bool,
@@ -86,7 +38,7 @@ struct Confine {
 }
 
 impl Confine {
-    fn new(of: &Confinement, group: Option<RawFd>) -> Self {
+    fn new(of: &Confinement, group: Option<RawGroup>) -> Self {
         Self {
             files: of.files.as_ref().map(|files| files.raw()),
             group,
@@ -113,6 +65,8 @@ impl Confine {
 /// What the command's side of the split works with.
 struct Start<'a> {
     image: &'a Image,
+    /// It is in its group already.
+    is_placed: bool,
     error: c_int,
 }
 
@@ -137,8 +91,8 @@ impl Image {
         }
         let addresses = |texts: &[CString]| texts.iter().map(|t| t.as_ptr() as usize).chain([0]).collect();
         let (argv, envp) = (addresses(&texts[..args]), addresses(&texts[args..]));
-        let confine = Confine::new(&spawn.confine, spawn.group.as_ref().map(|group| group.directory()));
-        Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES], confine, failure: Failure::new()? })
+        let confine = Confine::new(&spawn.confine, spawn.group.as_ref().map(|group| group.raw()));
+        Ok(Self { programs, argv, envp, _texts: texts, stack: vec![0; STACK_BYTES], confine })
     }
 }
 
@@ -147,18 +101,23 @@ impl Image {
 /// cannot be executed. `report` gets the pid of the command and later its wait status, 4 bytes each in native order.
 pub(super) fn split(report: RawFd, image: &mut Image) -> io::Result<()> {
     image.confine.name_keeper();
-    if let Some(group) = image.confine.group {
-        return split_into(group, report, image);
-    }
     let top = image.stack.as_mut_ptr_range().end;
-    let mut start = Start { image, error: 0 };
-    // SAFETY: setsid(2) and prctl(2) take plain numbers. clone(2) runs `execute` on a stack of its own, aligned down to 16
-    // bytes, inside memory that outlives it, because CLONE_VFORK suspends this process until the other has executed or ended.
-    let child = unsafe {
+    let mut start = Start { image, is_placed: false, error: 0 };
+    // SAFETY: setsid(2) and prctl(2) take plain numbers.
+    unsafe {
         libc::setsid();
         if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0 {
             return Err(io::Error::last_os_error());
         }
+    }
+    if let Some(group) = start.image.confine.group
+        && let Some(child) = start_in(group, start.image)?
+    {
+        keep(child, report);
+    }
+    // SAFETY: clone(2) runs `execute` on a stack of its own, aligned down to 16
+    // bytes, inside memory that outlives it, because CLONE_VFORK suspends this process until the other has executed or ended.
+    let child = unsafe {
         let top = top.sub(top as usize % 16).cast::<c_void>();
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         libc::clone(execute, top, flags, (&raw mut start).cast())
@@ -172,37 +131,63 @@ pub(super) fn split(report: RawFd, image: &mut Image) -> io::Result<()> {
     keep(child, report)
 }
 
-/// The same for a command that begins in a group. To move it there once it runs would take a wait for all processors, and
-/// only a new process can begin there; that one has a copy of this memory, since the call leaves no room for another stack.
-fn split_into(group: RawFd, report: RawFd, image: &Image) -> io::Result<()> {
-    let args = CloneArgs {
-        flags: CLONE_INTO_CGROUP | libc::CLONE_VFORK as u64,
-        exit_signal: libc::SIGCHLD as u64,
-        cgroup: u64::try_from(group).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
-        ..CloneArgs::default()
-    };
-    // SAFETY: as in `split`; without CLONE_VM the call returns twice, as fork(2) does. CLONE_VFORK suspends this process until
-    // the other has executed or ended.
-    let child = unsafe {
-        libc::setsid();
-        if libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>())
-    };
-    if child == 0 {
-        let mut start = Start { image, error: 0 };
-        execute((&raw mut start).cast());
-        image.failure.set(start.error);
-        // SAFETY: ends this process without running anything of the one that it is a copy of.
-        unsafe { libc::_exit(127) };
-    }
-    if child < 0 {
+/// `struct clone_args` of clone3(2) up to its member `cgroup`.
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// `CLONE_INTO_CGROUP`: the process begins its life in the group, which spares it the move.
+const INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Starts the command in its group. `None` where the kernel (before Linux 5.7) or a filter of system calls does not allow that.
+/// It gets a copy of this memory, since sharing it would need a stack and so assembly; what went wrong it says in a page that
+/// stays shared.
+fn start_in(group: RawGroup, image: &Image) -> io::Result<Option<libc::pid_t>> {
+    let size = std::mem::size_of::<c_int>();
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a fresh mapping; nothing else is touched.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), size, access, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    match image.failure.get() {
-        0 => keep(libc::pid_t::try_from(child).unwrap_or(-1), report),
-        error => Err(io::Error::from_raw_os_error(error)),
+    let error = page.cast::<c_int>();
+    let args = CloneArgs {
+        // As in vfork(2) this process goes on when the other has executed or ended.
+        flags: INTO_CGROUP | libc::CLONE_VFORK as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        cgroup: group.place as u64,
+        ..CloneArgs::default()
+    };
+    // SAFETY: clone3(2) reads `args`, whose size is given, and without CLONE_VM acts as fork(2) does. The other side makes only
+    // async-signal-safe calls and never returns from here. The page holds a number that is 0 at first, and only one side at a
+    // time runs.
+    unsafe {
+        let child = libc::syscall(libc::SYS_clone3, &raw const args, std::mem::size_of::<CloneArgs>());
+        if child == 0 {
+            let mut start = Start { image, is_placed: true, error: 0 };
+            let status = execute((&raw mut start).cast());
+            error.write_volatile(start.error);
+            libc::_exit(status);
+        }
+        let failed = error.read_volatile();
+        libc::munmap(page, size);
+        match libc::pid_t::try_from(child) {
+            Ok(child) if child > 0 && failed == 0 => Ok(Some(child)),
+            Ok(child) if child > 0 => Err(io::Error::from_raw_os_error(failed)),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -214,7 +199,8 @@ extern "C" fn execute(start: *mut c_void) -> c_int {
         let start = &mut *start.cast::<Start<'_>>();
         libc::setsid();
         libc::umask(0o022);
-        let confined = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && confine(&start.image.confine);
+        let confined =
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && confine(&start.image.confine, start.is_placed);
         if !confined {
             start.error = *libc::__errno_location();
             return 127;
@@ -238,7 +224,8 @@ extern "C" fn execute(start: *mut c_void) -> c_int {
     }
 }
 
-/// Capabilities that ordinary builds of root need (capabilities(7)): those that containers usually have.
+/// Capabilities that ordinary builds of root need (capabilities(7)): those that containers usually have, but for mknod, which
+/// would open every device of the host.
 const KEPT_CAPABILITIES: u64 = 1 << 0 // chown
     | 1 << 1 // dac_override
     | 1 << 3 // fowner
@@ -250,7 +237,6 @@ const KEPT_CAPABILITIES: u64 = 1 << 0 // chown
     | 1 << 10 // net_bind_service
     | 1 << 13 // net_raw
     | 1 << 18 // sys_chroot
-    | 1 << 27 // mknod
     | 1 << 29 // audit_write
     | 1 << 31; // setfcap
 const LAST_CAPABILITY: u32 = 63;
@@ -260,10 +246,15 @@ const LAST_CAPABILITY: u32 = 63;
 ///
 /// # Safety
 /// Only in the side of the command: it changes the process for good.
-unsafe fn confine(confine: &Confine) -> bool {
+unsafe fn confine(confine: &Confine, is_placed: bool) -> bool {
     // SAFETY: all calls are async-signal-safe and take numbers, or addresses of memory that outlives them. The raw calls do
     // not concern other threads, as those of the C library would.
     unsafe {
+        if let Some(group) = confine.group.filter(|_| !is_placed)
+            && libc::write(group.procs, c"0".as_ptr().cast(), 1) != 1
+        {
+            return false;
+        }
         // Whoever started this program may have left descriptors open in it. Before Linux 5.11 they are passed on.
         libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
         for fd in &confine.keep {

@@ -99,22 +99,23 @@ impl Tree {
         // SAFETY: `split` runs in the forked child before exec and makes only async-signal-safe calls; `report` is open
         // there, because `write` lives until after the spawn.
         unsafe { command.pre_exec(move || keeper::split(report, &mut image)) };
-        let mut keeper = {
+        let (mut keeper, keeper_id) = {
             let mut known = strays::lock();
             let keeper = tokio::process::Command::from(command).spawn()?;
-            strays::know(&mut known, keeper.id());
-            keeper
+            let pid = keeper.id().and_then(|id| i32::try_from(id).ok()).ok_or_else(already_gone)?;
+            let id = ProcessId::of(pid).unwrap_or(ProcessId { pid, start: 0 });
+            known.insert(id);
+            (keeper, id)
         };
         drop(write);
         let command = read_pid(&read)?;
-        let keeper_pid = keeper.id().and_then(|id| i32::try_from(id).ok()).ok_or_else(already_gone)?;
         let pipes = Pipes {
             stdout: keeper.stdout.take().ok_or_else(already_gone)?,
             stderr: keeper.stderr.take().ok_or_else(already_gone)?,
         };
         let tree = Self {
             keeper,
-            keeper_id: ProcessId::of(keeper_pid).unwrap_or(ProcessId { pid: keeper_pid, start: 0 }),
+            keeper_id,
             command,
             status: pipe::Receiver::from_owned_fd(read)?,
             partial: Vec::with_capacity(4),
@@ -199,6 +200,14 @@ impl Tree {
     /// True while any process of the tree lives, the command included.
     pub fn is_alive(&mut self) -> bool {
         !matches!(self.keeper.try_wait(), Ok(Some(_)))
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        if !self.is_alive() {
+            strays::forget(self.keeper_id);
+        }
     }
 }
 

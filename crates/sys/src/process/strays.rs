@@ -1,10 +1,10 @@
 //! Processes that lost their keeper. A step may end its keeper, which has its user; what the keeper looked after then comes to
 //! this process, if it asked for that, and is ended here.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -13,8 +13,9 @@ use nix::unistd::{Pid, getsid};
 
 use super::proc_fs::{ProcessId, children, kill_below};
 
-/// The keepers that this process has started, until they are found to be gone.
-static KEEPERS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+/// The keepers that this process has started and not seen end. With their start times: pids are used again, and a stray must
+/// not be taken for a keeper that had its pid.
+static KEEPERS: LazyLock<Mutex<HashSet<ProcessId>>> = LazyLock::new(Mutex::default);
 static ADOPTS: AtomicBool = AtomicBool::new(false);
 /// A keeper ended that should not have: something may have come to this process.
 static SUSPECT: AtomicBool = AtomicBool::new(false);
@@ -24,12 +25,13 @@ const ROUNDS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Held while a keeper is started, so that it is never taken for a stray.
-pub(super) fn lock() -> MutexGuard<'static, BTreeSet<i32>> {
+pub(super) fn lock() -> MutexGuard<'static, HashSet<ProcessId>> {
     KEEPERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) fn know(known: &mut BTreeSet<i32>, keeper: Option<u32>) {
-    known.extend(keeper.and_then(|id| i32::try_from(id).ok()));
+/// A keeper has ended and was reaped.
+pub(super) fn forget(keeper: ProcessId) {
+    lock().remove(&keeper);
 }
 
 /// A keeper ended otherwise than by itself.
@@ -78,11 +80,27 @@ pub fn kill_strays() -> u32 {
 fn strays() -> Vec<ProcessId> {
     let mut known = lock();
     let children = children();
-    known.retain(|keeper| children.iter().any(|child| child.pid == *keeper));
+    known.retain(|keeper| children.contains(keeper));
     let session = getsid(None).ok();
-    let stray = |child: &ProcessId| {
-        let of = getsid(Some(Pid::from_raw(child.pid))).ok();
-        !known.contains(&child.pid) && of.is_some() && of != session
-    };
+    let stray = |child: &ProcessId| is_stray(&known, *child, getsid(Some(Pid::from_raw(child.pid))).ok(), session);
     children.into_iter().filter(stray).collect()
+}
+
+fn is_stray(keepers: &HashSet<ProcessId>, child: ProcessId, of: Option<Pid>, ours: Option<Pid>) -> bool {
+    !keepers.contains(&child) && of.is_some() && of != ours
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stray_with_the_pid_of_an_old_keeper_is_a_stray() {
+        let (old, child) = (ProcessId { pid: 7, start: 100 }, ProcessId { pid: 7, start: 900 });
+        let (its, ours) = (Some(Pid::from_raw(7)), Some(Pid::from_raw(1)));
+        assert!(is_stray(&HashSet::from([old]), child, its, ours));
+        assert!(!is_stray(&HashSet::from([child]), child, its, ours), "a keeper that lives");
+        assert!(!is_stray(&HashSet::new(), child, ours, ours), "of our session");
+        assert!(!is_stray(&HashSet::new(), child, None, ours), "gone");
+    }
 }

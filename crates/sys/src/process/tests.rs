@@ -20,6 +20,9 @@ async fn output_and_exit_code_arrive_and_the_keeper_goes() {
     assert_eq!(tree.command_exit().await.code(), Some(3));
     assert_eq!(tree.kill().await, 0);
     assert!(!tree.id().is_alive());
+    let id = tree.id();
+    drop(tree);
+    assert!(!strays::lock().contains(&id), "keepers are not collected for ever");
 }
 
 #[tokio::test]
