@@ -224,7 +224,6 @@ fn document(workspace: &Workspace, results: &BTreeMap<Backend, Figures>) -> Resu
             .collect();
         json!({ "key": key, "what": what, "goal": goal, "values": values })
     });
-    let rows: Vec<serde_json::Value> = rows.collect();
     Ok(json!({
         "commit": commit,
         "machine": { "cpus": cpus, "model": model.map(|(_, model)| model) },

@@ -28,7 +28,7 @@ pub(crate) async fn declare(conn: &mut Conn, state: &RunState) -> Result<(), Sto
     let declared =
         state.enqueued.iter().filter_map(|(job, entry)| Some((*job, entry.git_credentials.as_deref().cloned()?)));
     let rows: Vec<DeclaredRow> =
-        declared.map(|(job, of)| DeclaredRow { job_id: job.into(), declared: Doc(*of) }).collect();
+        declared.map(|(job, of)| DeclaredRow { job_id: job.into(), declared: Doc(of) }).collect();
     for row in rows {
         // Few jobs declare anything; one that is queued again has its row.
         diesel::insert_into(job_git_credentials::table).values(row).on_conflict_do_nothing().execute(conn).await?;
