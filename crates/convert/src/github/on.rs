@@ -216,7 +216,7 @@ fn pattern(text: &str) -> String {
     out + "$/"
 }
 
-/// The inputs of runs by hand. Runs on a `scheduled` workflow have none, so that no input of one can be required.
+/// The inputs of runs by hand. None is required in a workflow that is `scheduled` too: its runs on time have none.
 fn inputs(fields: &Fields<'_>, known: &mut BTreeMap<String, Ty>, scheduled: bool, report: &Report) -> Map {
     let mut out = Map::default();
     for entry in fields.rest() {
