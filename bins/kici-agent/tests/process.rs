@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
 use fake::{Fake, job, offer, script, token};
-use harness::{command, start};
+use harness::{Killed, command, start};
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
 use kici_protocol::agent::{GitAccess, GitHost};
 use kici_sys::process::ProcessId;
