@@ -286,7 +286,8 @@ async fn what_comes_after_the_end_of_the_job_is_ended_at_once() {
     let (git, forge) = of(Forge::giving(&["contents=write"]));
     git.shut().await;
     assert_eq!(git.open(want(&[])).await.unwrap_err().message, "the job is over");
-    assert_eq!(git.token(want(&["contents=write"])).await.err().unwrap().message, "the job is over");
+    let token = git.token(want(&["contents=write"])).await;
+    assert_eq!(token.err().map(|refusal| refusal.message).as_deref(), Some("the job is over"));
     assert_eq!((git.windows(), forge.revoked()), (0, vec!["token-1".to_owned(), "token-2".to_owned()]));
 }
 
