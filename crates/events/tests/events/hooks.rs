@@ -143,11 +143,12 @@ async fn files_that_cannot_be_read_are_invalid_and_keep_what_is_registered() {
             (".kici/kici.lock.json", &[(".kici/workflows/b.yaml", OTHER)][..], lock),
         ] {
             let sha = world.repository(files);
-            let mut state = world.github.state();
-            let commit = state.repos.get_mut("acme/app").unwrap().commits.get_mut(&sha).unwrap();
-            // Each content is one of its own: the fake finds it by what it is.
-            commit.insert(path.to_owned(), [path.as_bytes(), &[0xff]].concat());
-            drop(state);
+            {
+                let mut state = world.github.state();
+                let commit = state.repos.get_mut("acme/app").unwrap().commits.get_mut(&sha).unwrap();
+                // Each content is one of its own: the fake finds it by what it is.
+                commit.insert(path.to_owned(), [path.as_bytes(), &[0xff]].concat());
+            }
             let (names, note) = pushed_commit(&mut world, &sha, "unreadable", status).await;
             assert!(names.iter().any(|name| name.starts_with("a@")), "{path}: {names:?}");
             assert!(note.contains("not UTF-8"), "{path}: {note}");
