@@ -228,12 +228,21 @@ impl Worker {
 
     async fn process_in_span(&self, work: Work, source: &OpenSource, stop: &CancellationToken) {
         let attempt = async {
-            let done = self.planner.process(&work, source).await?;
-            let summary = (done.outcome.status, done.outcome.note.clone());
-            let activate = self.created.activate();
-            let mut processed = self.store.delivery_process(done, activate.clone()).await?;
-            activate.placed(processed.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.placed)).collect());
-            Ok::<_, Retry>((processed, summary))
+            loop {
+                let done = self.planner.process(&work, source).await?;
+                let summary = (done.outcome.status, done.outcome.note.clone());
+                let activate = self.created.activate();
+                match self.store.delivery_process(done, activate.clone()).await {
+                    Ok(mut processed) => {
+                        let placed = processed.runs.iter_mut().flat_map(|run| std::mem::take(&mut run.placed));
+                        activate.placed(placed.collect());
+                        return Ok::<_, Retry>((processed, summary));
+                    }
+                    // Another push of the repository was written meanwhile: this one is judged anew, and no attempt is lost.
+                    Err(StoreError::Changed { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
         };
         let failed = match tokio::time::timeout(ATTEMPT, attempt).await {
             Ok(Ok((processed, (status, note)))) => {

@@ -61,7 +61,7 @@ jobs:
 
 #[tokio::test]
 async fn complaint_8_a_job_that_kills_its_agent_is_lost_once_and_not_handed_out_again() {
-    // The step's parent keeps its processes together; the agent is the parent of that.
+    // Hardened steps may not signal their agent. The step's parent keeps its processes together; the agent is the parent of that.
     const DEADLY: &str = r#"
 on: push
 jobs:
@@ -78,11 +78,11 @@ jobs:
     let token = stack.agent_token().await;
     let judge = stack.dir.path().join("judge");
     let workflow = DEADLY.replace("@JUDGE@", judge.to_str().unwrap());
-    let mut agent = stack.start_agent("a1", token.token.expose(), &[]).await;
+    let mut agent = stack.start_agent("a1", token.token.expose(), &[("KICI_HARDENING", "off")]).await;
     let repository = stack.repository("app", &[(".kici/workflows/w.yaml", &workflow)]).await;
     let run = stack.push_one(&repository, "app").await;
     assert_eq!(agent.exit_code().await, None, "a signal ended it");
-    let agent = stack.start_agent("a1", token.token.expose(), &[]).await;
+    let agent = stack.start_agent("a1", token.token.expose(), &[("KICI_HARDENING", "off")]).await;
     let ended = stack.ended(run).await;
     assert_eq!(ended.run.status, RunStatus::Failed, "{}", stack.logs());
     let failure = ended.jobs[0].failure.as_ref().unwrap();
