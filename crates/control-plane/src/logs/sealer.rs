@@ -127,6 +127,12 @@ impl LogSealer {
                 None => continue,
             };
             let object = object_key(job.run_id, key, &step);
+            if self.is_sealed(&object, fs::metadata(&segment)?.len()).await? {
+                // An agent that did not hear that its log is sealed sent it again, which made the file anew.
+                self.appender.forget(key).await;
+                fs::remove_file(&segment)?;
+                continue;
+            }
             let index = self.blobs.seal_log(&object, &segment).await?;
             sizes.push((step.as_str().to_owned(), mark.bytes, index.lines));
         }
@@ -143,6 +149,15 @@ impl LogSealer {
             self.remove(key, &dir).await?;
         }
         Ok(())
+    }
+
+    /// Whether the object holds more than a segment of `bytes` does: what is sealed is never replaced by less.
+    async fn is_sealed(&self, object: &kici_blobs::log::LogKey, bytes: u64) -> Result<bool, SealError> {
+        match self.blobs.log_index(object).await {
+            Ok(index) => Ok(index.bytes > bytes),
+            Err(BlobError::NotFound(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// When a delivery of a job ended. The agent of an earlier one may still bring what its steps said.
@@ -181,5 +196,33 @@ impl LogSealer {
             let _ = fs::remove_dir(job);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kici_engine::ids::RunId;
+    use kici_engine::time::ManualClock;
+    use kici_store::testing::TestStore;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_sealed_log_is_never_replaced_by_a_shorter_one() {
+        let stored = TestStore::sqlite().await;
+        let dir = tempfile::tempdir().unwrap();
+        let blobs = Blobs::local(&dir.path().join("objects")).unwrap();
+        let (appender, _thread) = LogAppender::start(dir.path().join("logs")).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(Ts::from_micros(1)));
+        let sealer = LogSealer::new(dir.path().join("logs"), appender, stored.store.clone(), blobs.clone(), clock);
+        let key = LogKey { job: JobId::from_uuid(Uuid::from_u128(1)), epoch: 1 };
+        let step = super::super::StepFile::new("step", 0, 0).unwrap();
+        let object = object_key(RunId::from_uuid(Uuid::from_u128(2)), key, &step);
+        assert!(!sealer.is_sealed(&object, 0).await.unwrap());
+        let segment = dir.path().join("segment");
+        fs::write(&segment, "1 o a\n").unwrap();
+        blobs.seal_log(&object, &segment).await.unwrap();
+        assert!(sealer.is_sealed(&object, 0).await.unwrap(), "an empty file came behind it");
+        assert!(!sealer.is_sealed(&object, 6).await.unwrap(), "the same once more does no harm");
     }
 }
