@@ -82,6 +82,14 @@ impl Link {
         }
     }
 
+    /// Queues a frame at once; fails when the session is over or its queue is full.
+    pub fn try_send(&self, frame: Frame) -> Result<(), SessionEnded> {
+        if self.shared.closing.is_cancelled() {
+            return Err(SessionEnded);
+        }
+        self.frames.try_send(Box::new(frame)).map_err(|_| SessionEnded)
+    }
+
     /// Ends the session. The first reason counts.
     pub fn close(&self, reason: CloseReason, message: impl Into<String>) {
         lock(&self.shared.reason).get_or_insert_with(|| (reason, message.into()));

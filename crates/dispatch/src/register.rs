@@ -171,12 +171,10 @@ impl Dispatcher {
             }
         })?;
         let ack = self.register_ack(&identity, reconciled.verdicts.clone());
-        // The answer is queued before the agent can be found, so that it precedes every offer.
-        if link.send(Frame::RegisterAck(ack)).await.is_err() {
-            return Ok(());
-        }
         let cancelling: Vec<Tracked> = reconciled.held.iter().filter(|job| job.cancelling).cloned().collect();
-        let replaced = self.registry.insert(identity.clone(), link.clone(), reconciled.held, register.draining, reboot);
+        let answer = Frame::RegisterAck(ack);
+        let replaced =
+            self.registry.insert(identity.clone(), link.clone(), reconciled.held, register.draining, reboot, answer);
         let mut forgotten = reconciled.forgotten;
         if let Some(replaced) = replaced {
             let known: Vec<JobRef> = forgotten.iter().map(|(job, _)| *job).collect();

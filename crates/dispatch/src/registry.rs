@@ -11,6 +11,8 @@ use std::time::Duration;
 use kici_engine::ids::{AgentId, JobId, SessionId, TokenId};
 use kici_engine::labels::{AgentFacts, CanonicalLabel};
 use kici_engine::time::Ts;
+use kici_protocol::agent::orchestrator_frame::Frame;
+use kici_protocol::close::CloseReason;
 use kici_store::model::{AgentType, JobRef};
 use tokio::time::Instant;
 
@@ -225,8 +227,9 @@ impl Registry {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an agent in with the jobs that it goes on with. A session that it had before is replaced in the same step, so
-    /// that no moment exists in which two sessions count.
+    /// Puts an agent in with the jobs that it goes on with, and queues `answer` for it in the same step: the agent is found by
+    /// the time that it hears of it, and hears of it before anything else. A session that it had before is replaced in that step
+    /// too, so that no moment exists in which two sessions count.
     pub fn insert(
         &self,
         identity: Identity,
@@ -234,6 +237,7 @@ impl Registry {
         jobs: Vec<Tracked>,
         draining: bool,
         reboot: Option<Reboot>,
+        answer: Frame,
     ) -> Option<Replaced> {
         let now = Instant::now();
         let mut inner = self.lock();
@@ -258,6 +262,9 @@ impl Registry {
             link: old.link,
             left: old.jobs.into_values().filter(|job| !jobs.contains_key(&job.job.job_id)).collect(),
         });
+        if link.try_send(answer).is_err() {
+            link.close(CloseReason::GoingAway, "the answer to the registration could not be sent; come back");
+        }
         inner.agents.insert(
             id.clone(),
             Entry {
