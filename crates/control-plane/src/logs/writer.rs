@@ -356,7 +356,19 @@ impl Writer {
         }
     }
 
+    /// How far a step is that is sealed and not open. It is not opened again: its segment may be gone, and an empty one in its
+    /// place would be sealed as the log.
+    fn closed(&self, key: LogKey, step: &StepFile) -> Option<StepAck> {
+        if self.open.contains_key(&(key, step.clone())) {
+            return None;
+        }
+        read_mark(&self.dir(key), step).map(|mark| StepAck { durable: mark.bytes, sealed: true })
+    }
+
     fn append(&mut self, key: LogKey, step: &StepFile, offset: u64, data: &Bytes) -> Result<(), LogError> {
+        if self.closed(key, step).is_some() {
+            return Ok(());
+        }
         let segment = self.segment(key, step)?;
         match segment.append(offset, data)? {
             Appended::Grown(_) | Appended::Known => Ok(()),
@@ -369,6 +381,10 @@ impl Writer {
         let mut grown = HashSet::new();
         let mut new_dirs = HashSet::new();
         for ((key, step), streams) in group.dirty {
+            if let Some(ack) = self.closed(key, &step) {
+                streams.iter().for_each(|acks| acks.put(step.clone(), ack));
+                continue;
+            }
             let synced = self.segment(key, &step).and_then(|segment| {
                 let before = segment.durable();
                 let durable = segment.sync()?;
@@ -483,6 +499,25 @@ mod tests {
         let mark = SealMark { bytes: 12, lines: 2, missing_bytes: 0, missing_lines: 0, complete: true };
         stream.seal(step(), mark).await.unwrap();
         assert_eq!(ack(&stream).await, StepAck { durable: 12, sealed: true });
+    }
+
+    #[tokio::test]
+    async fn a_log_that_was_moved_away_and_is_sent_again_leaves_no_file() {
+        let root = tempfile::tempdir().unwrap();
+        let (appender, _thread) = LogAppender::start(root.path().to_owned()).unwrap();
+        let (stream, _) = appender.stream(run(), key()).await.unwrap();
+        stream.append(step(), 0, Bytes::from_static(b"1 o a\n")).await.unwrap();
+        assert_eq!(ack(&stream).await.durable, 6);
+        let mark = SealMark { bytes: 6, lines: 1, missing_bytes: 0, missing_lines: 0, complete: true };
+        stream.seal(step(), mark).await.unwrap();
+        assert!(ack(&stream).await.sealed);
+        // As the sealer does once the log is in the object store.
+        appender.forget(key()).await;
+        let segment = segment_path(&delivery_dir(root.path(), key()), step().as_str());
+        fs::remove_file(&segment).unwrap();
+        stream.append(step(), 0, Bytes::from_static(b"1 o a\n")).await.unwrap();
+        assert_eq!(ack(&stream).await, StepAck { durable: 6, sealed: true });
+        assert!(!segment.exists());
     }
 
     #[tokio::test]
