@@ -59,7 +59,7 @@ pub(super) struct DeliveryRow {
 }
 
 impl DeliveryRow {
-    pub(super) fn read(self) -> Result<Delivery, StoreError> {
+    fn read(self) -> Result<Delivery, StoreError> {
         Ok(Delivery {
             id: self.id.into(),
             org: self.org,
@@ -219,15 +219,24 @@ pub(crate) async fn delivery_claim(
     )
     .load(conn)
     .await?;
+    claim(conn, ctx, &ids).await
+}
+
+/// Claims these rows for this instance, as ones to be processed; oldest first.
+pub(super) async fn claim(conn: &mut Conn, ctx: &Ctx, ids: &[DbId]) -> Result<Vec<Delivery>, StoreError> {
     if ids.is_empty() {
         return Ok(Vec::new());
     }
-    diesel::update(deliveries::table.filter(deliveries::id.eq_any(&ids)))
-        .set((deliveries::claimed_by.eq(ctx.node().as_str()), deliveries::claimed_at.eq(now)))
+    diesel::update(deliveries::table.filter(deliveries::id.eq_any(ids)))
+        .set((
+            deliveries::status.eq(DeliveryStatus::Received.as_str()),
+            deliveries::claimed_by.eq(ctx.node().as_str()),
+            deliveries::claimed_at.eq(DbTs::from(ctx.now)),
+        ))
         .execute(conn)
         .await?;
     let rows: Vec<DeliveryRow> = deliveries::table
-        .filter(deliveries::id.eq_any(&ids))
+        .filter(deliveries::id.eq_any(ids))
         .order((deliveries::received_at, deliveries::id))
         .select(DeliveryRow::as_select())
         .load(conn)

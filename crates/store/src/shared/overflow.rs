@@ -7,7 +7,7 @@ use diesel_async::RunQueryDsl;
 use kici_engine::ids::DeliveryRowId;
 
 use super::backend::Conn;
-use super::deliveries::{DeliveryRow, new_row, put_body};
+use super::deliveries::{claim, new_row, put_body};
 use super::kept::Condition;
 use super::rows::word;
 use super::schema::deliveries;
@@ -64,14 +64,13 @@ pub(crate) async fn delivery_drain(
     limit: &u32,
     max_age: &Duration,
 ) -> Result<Drained, StoreError> {
-    let now = DbTs::from(ctx.now);
     let dropped = diesel::update(deliveries::table)
         .filter(is_shed())
         .filter(deliveries::received_at.lt(DbTs::from(ctx.now.minus(*max_age))))
         .set((
             deliveries::status.eq(DeliveryStatus::Dead.as_str()),
             deliveries::error.eq("there was no room for it for longer than ingest.overflow_age_ms"),
-            deliveries::finished_at.eq(now),
+            deliveries::finished_at.eq(DbTs::from(ctx.now)),
         ))
         .execute(conn)
         .await?;
@@ -84,22 +83,6 @@ pub(crate) async fn delivery_drain(
     )
     .load(conn)
     .await?;
-    let mut drained = Drained { dropped: u64::try_from(dropped).unwrap_or(u64::MAX), ..Drained::default() };
-    if ids.is_empty() {
-        return Ok(drained);
-    }
-    let claim = (
-        deliveries::status.eq(DeliveryStatus::Received.as_str()),
-        deliveries::claimed_by.eq(ctx.node().as_str()),
-        deliveries::claimed_at.eq(now),
-    );
-    diesel::update(deliveries::table.filter(deliveries::id.eq_any(&ids))).set(claim).execute(conn).await?;
-    let rows: Vec<DeliveryRow> = deliveries::table
-        .filter(deliveries::id.eq_any(&ids))
-        .order((deliveries::received_at, deliveries::id))
-        .select(DeliveryRow::as_select())
-        .load(conn)
-        .await?;
-    drained.claimed = rows.into_iter().map(DeliveryRow::read).collect::<Result<_, _>>()?;
-    Ok(drained)
+    let claimed = claim(conn, ctx, &ids).await?;
+    Ok(Drained { claimed, dropped: u64::try_from(dropped).unwrap_or(u64::MAX) })
 }
