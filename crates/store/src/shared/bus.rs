@@ -12,9 +12,9 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::backend::{Conn, Db};
-use super::event_lists::chain_root;
+use super::event_lists::{ListedRow, chain_root};
 use super::kept::{Condition, kept};
-use super::rows::{agent_opt, clean, clean_opt, small, ts_opt, word};
+use super::rows::{clean, clean_opt, small};
 use super::runs::create;
 use super::schema::{events, jobs, runs, sources};
 use crate::StoreError;
@@ -32,66 +32,20 @@ const MAX_CLAIMS: i64 = 5;
 #[derive(Queryable, Selectable, Insertable)]
 #[diesel(table_name = events, check_for_backend(Db), treat_none_as_default_value = false)]
 struct EventRow {
-    id: DbId,
-    org: String,
-    name: String,
+    #[diesel(embed)]
+    listed: ListedRow,
     payload: Doc<Json>,
-    routing_key: Option<String>,
-    source_repo: Option<String>,
-    run_id: Option<DbId>,
-    job_id: Option<DbId>,
-    emitted_by: String,
-    registration_id: Option<DbId>,
-    target_repos: Doc<Vec<String>>,
-    chain_depth: i64,
     emit_key: Option<String>,
-    status: String,
-    matched_count: i64,
-    attempts: i64,
-    claimed_by: Option<String>,
     claimed_at: Option<DbTs>,
-    next_attempt_at: Option<DbTs>,
-    last_error: Option<String>,
-    note: Option<String>,
     trace: Option<Doc<Json>>,
-    run_ids: Doc<Vec<RunId>>,
-    dlq_reason: Option<String>,
-    request_id: String,
-    created_at: DbTs,
-    finished_at: Option<DbTs>,
     chain_root: Option<DbId>,
     claims: i64,
 }
 
 impl EventRow {
     fn read(self) -> Result<BusEvent, StoreError> {
-        Ok(BusEvent {
-            id: self.id.into(),
-            org: self.org,
-            name: self.name,
-            payload: self.payload.0,
-            routing_key: self.routing_key,
-            source_repo: self.source_repo,
-            run_id: self.run_id.map(Into::into),
-            job_id: self.job_id.map(Into::into),
-            emitted_by: self.emitted_by,
-            registration_id: self.registration_id.map(Into::into),
-            target_repos: self.target_repos.0,
-            chain_depth: small(self.chain_depth),
-            status: word("event status", &self.status)?,
-            matched_count: small(self.matched_count),
-            attempts: small(self.attempts),
-            claimed_by: agent_opt(self.claimed_by)?,
-            next_attempt_at: ts_opt(self.next_attempt_at),
-            last_error: self.last_error,
-            note: self.note,
-            trace: self.trace.map(|trace| trace.0),
-            run_ids: self.run_ids.0,
-            dlq_reason: self.dlq_reason,
-            request_id: self.request_id,
-            created_at: self.created_at.into(),
-            finished_at: ts_opt(self.finished_at),
-        })
+        let trace = self.trace.map(|trace| trace.0);
+        Ok(BusEvent { payload: self.payload.0, trace, ..self.listed.read()? })
     }
 }
 
@@ -114,6 +68,22 @@ pub(crate) struct Emitter {
     pub(crate) root: Option<Uuid>,
 }
 
+impl Emitter {
+    /// A person or the system: no job, and so the begin of a chain.
+    pub(crate) fn outside(org: &str, routing_key: Option<&str>, repo: Option<&str>, by: &str) -> Self {
+        Self {
+            org: org.to_owned(),
+            routing_key: routing_key.map(str::to_owned),
+            repo: repo.map(str::to_owned),
+            run_id: None,
+            job: None,
+            by: by.to_owned(),
+            depth: 0,
+            root: None,
+        }
+    }
+}
+
 pub(crate) async fn event_emit(
     conn: &mut Conn,
     ctx: &Ctx,
@@ -127,16 +97,9 @@ pub(crate) async fn event_emit(
         return Ok(Emitted::Known(id));
     }
     let emitter = match &new.origin {
-        EventOrigin::Outside { org, routing_key, repo, by } => Emitter {
-            org: org.clone(),
-            routing_key: routing_key.clone(),
-            repo: repo.clone(),
-            run_id: None,
-            job: None,
-            by: by.clone(),
-            depth: 0,
-            root: None,
-        },
+        EventOrigin::Outside { org, routing_key, repo, by } => {
+            Emitter::outside(org, routing_key.as_deref(), repo.as_deref(), by)
+        }
         EventOrigin::Job { job, agent_id } => match of_job(conn, *job, agent_id.as_str()).await? {
             Some(emitter) => emitter,
             None => return Ok(Emitted::NotRunning),
@@ -243,33 +206,35 @@ pub(crate) async fn put(
 ) -> Result<Option<EventId>, StoreError> {
     let id = EventId::mint(ctx.ids());
     let row = EventRow {
-        id: id.into(),
-        org: emitter.org,
-        name: new.name.clone(),
+        listed: ListedRow {
+            id: id.into(),
+            org: emitter.org,
+            name: new.name.clone(),
+            routing_key: emitter.routing_key,
+            source_repo: emitter.repo,
+            run_id: emitter.run_id.map(Into::into),
+            job_id: emitter.job.map(|job| job.job_id.into()),
+            emitted_by: clean(&emitter.by),
+            registration_id: new.registration_id.map(Into::into),
+            target_repos: Doc(new.target_repos.clone()),
+            chain_depth: emitter.depth.saturating_add(1).into(),
+            status: EventStatus::Pending.as_str().to_owned(),
+            matched_count: 0,
+            attempts: 0,
+            claimed_by: None,
+            next_attempt_at: None,
+            last_error: None,
+            note: None,
+            run_ids: Doc(Vec::new()),
+            dlq_reason: None,
+            request_id: clean(&new.request_id),
+            created_at: ctx.now.into(),
+            finished_at: None,
+        },
         payload: Doc(new.payload.clone()),
-        routing_key: emitter.routing_key,
-        source_repo: emitter.repo,
-        run_id: emitter.run_id.map(Into::into),
-        job_id: emitter.job.map(|job| job.job_id.into()),
-        emitted_by: clean(&emitter.by),
-        registration_id: new.registration_id.map(Into::into),
-        target_repos: Doc(new.target_repos.clone()),
-        chain_depth: emitter.depth.saturating_add(1).into(),
         emit_key: new.emit_key.clone(),
-        status: EventStatus::Pending.as_str().to_owned(),
-        matched_count: 0,
-        attempts: 0,
-        claimed_by: None,
         claimed_at: None,
-        next_attempt_at: None,
-        last_error: None,
-        note: None,
         trace: None,
-        run_ids: Doc(Vec::new()),
-        dlq_reason: None,
-        request_id: clean(&new.request_id),
-        created_at: ctx.now.into(),
-        finished_at: None,
         chain_root: Some(emitter.root.unwrap_or(id.uuid()).into()),
         claims: 0,
     };
@@ -506,23 +471,26 @@ pub(crate) async fn event_replay(
     let Some(row) = row else { return Ok(None) };
     let copy = EventId::mint(ctx.ids());
     let row = EventRow {
-        id: copy.into(),
-        emitted_by: clean(&format!("{by}, again: {}", row.emitted_by)).chars().take(500).collect(),
+        listed: ListedRow {
+            id: copy.into(),
+            emitted_by: clean(&format!("{by}, again: {}", row.listed.emitted_by)).chars().take(500).collect(),
+            status: EventStatus::Pending.as_str().to_owned(),
+            matched_count: 0,
+            attempts: 0,
+            claimed_by: None,
+            next_attempt_at: None,
+            last_error: None,
+            note: None,
+            run_ids: Doc(Vec::new()),
+            dlq_reason: None,
+            request_id: clean(request_id),
+            created_at: ctx.now.into(),
+            finished_at: None,
+            ..row.listed
+        },
         emit_key: Some(format!("replay:{}:{}", id.uuid(), copy.uuid())),
-        status: EventStatus::Pending.as_str().to_owned(),
-        matched_count: 0,
-        attempts: 0,
-        claimed_by: None,
         claimed_at: None,
-        next_attempt_at: None,
-        last_error: None,
-        note: None,
         trace: None,
-        run_ids: Doc(Vec::new()),
-        dlq_reason: None,
-        request_id: clean(request_id),
-        created_at: ctx.now.into(),
-        finished_at: None,
         claims: 0,
         ..row
     };

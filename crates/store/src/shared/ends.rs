@@ -212,15 +212,6 @@ pub(crate) async fn announce_registrations(
         emit_key: None,
         request_id: "registrations".to_owned(),
     };
-    let emitter = Emitter {
-        org: set.org.clone(),
-        routing_key: Some(set.routing_key.clone()),
-        repo: Some(set.repo.clone()),
-        run_id: None,
-        job: None,
-        by: "system".to_owned(),
-        depth: 0,
-        root: None,
-    };
+    let emitter = Emitter::outside(&set.org, Some(&set.routing_key), Some(&set.repo), "system");
     put(conn, ctx, &new, emitter).await.map(drop)
 }

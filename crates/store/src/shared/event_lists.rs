@@ -17,36 +17,37 @@ use crate::model::{BusEvent, Cursor, EventFilter, EventStatus, Listed, Page};
 use crate::types::{DbId, DbTs, Doc};
 
 /// A row of a list: without the documents, which can be large.
-#[derive(Queryable, Selectable)]
-#[diesel(table_name = events, check_for_backend(Db))]
-struct ListedRow {
-    id: DbId,
-    org: String,
-    name: String,
-    routing_key: Option<String>,
-    source_repo: Option<String>,
-    run_id: Option<DbId>,
-    job_id: Option<DbId>,
-    emitted_by: String,
-    registration_id: Option<DbId>,
-    target_repos: Doc<Vec<String>>,
-    chain_depth: i64,
-    status: String,
-    matched_count: i64,
-    attempts: i64,
-    claimed_by: Option<String>,
-    next_attempt_at: Option<DbTs>,
-    last_error: Option<String>,
-    note: Option<String>,
-    run_ids: Doc<Vec<RunId>>,
-    dlq_reason: Option<String>,
-    request_id: String,
-    created_at: DbTs,
-    finished_at: Option<DbTs>,
+#[derive(Queryable, Selectable, Insertable)]
+#[diesel(table_name = events, check_for_backend(Db), treat_none_as_default_value = false)]
+pub(super) struct ListedRow {
+    pub(super) id: DbId,
+    pub(super) org: String,
+    pub(super) name: String,
+    pub(super) routing_key: Option<String>,
+    pub(super) source_repo: Option<String>,
+    pub(super) run_id: Option<DbId>,
+    pub(super) job_id: Option<DbId>,
+    pub(super) emitted_by: String,
+    pub(super) registration_id: Option<DbId>,
+    pub(super) target_repos: Doc<Vec<String>>,
+    pub(super) chain_depth: i64,
+    pub(super) status: String,
+    pub(super) matched_count: i64,
+    pub(super) attempts: i64,
+    pub(super) claimed_by: Option<String>,
+    pub(super) next_attempt_at: Option<DbTs>,
+    pub(super) last_error: Option<String>,
+    pub(super) note: Option<String>,
+    pub(super) run_ids: Doc<Vec<RunId>>,
+    pub(super) dlq_reason: Option<String>,
+    pub(super) request_id: String,
+    pub(super) created_at: DbTs,
+    pub(super) finished_at: Option<DbTs>,
 }
 
 impl ListedRow {
-    fn read(self) -> Result<BusEvent, StoreError> {
+    /// The event without its payload and trace.
+    pub(super) fn read(self) -> Result<BusEvent, StoreError> {
         Ok(BusEvent {
             id: self.id.into(),
             org: self.org,

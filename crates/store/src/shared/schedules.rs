@@ -111,16 +111,7 @@ pub(crate) async fn schedule_fire(
     let EventOrigin::Outside { org, routing_key, repo, by } = &fire.event.origin else {
         return Err(StoreError::Db("a schedule is fired by the system".to_owned()));
     };
-    let emitter = Emitter {
-        org: org.clone(),
-        routing_key: routing_key.clone(),
-        repo: repo.clone(),
-        run_id: None,
-        job: None,
-        by: by.clone(),
-        depth: 0,
-        root: None,
-    };
+    let emitter = Emitter::outside(org, routing_key.as_deref(), repo.as_deref(), by);
     let id = put(conn, ctx, &fire.event, emitter).await?;
     if let Some(id) = id {
         diesel::update(schedule_state::table.find(key))
