@@ -154,7 +154,7 @@ impl Inbox {
     async fn put_off(&self, call: Call, source: &OpenSource, shed: Shed) -> Result<Accepted, Refusal> {
         metrics::counter!("kici_orch_ingest_shed_total", "reason" => shed.as_str()).increment(1);
         let Ok(_write) = self.overflow.try_acquire() else { return Err(Refusal::Busy { stored: false }) };
-        let new = self.row(&call, source, &event_name(&source.source, &call.headers, &call.body));
+        let (new, _) = self.row(&call, source, &event_name(&source.source, &call.headers, &call.body));
         match self.store.delivery_shed(new, self.overflow_rows).await? {
             DeliveryShed::Known { id } => Ok(Accepted { id, duplicate: true }),
             DeliveryShed::Kept => {
@@ -190,12 +190,11 @@ impl Inbox {
     async fn keep(&self, call: Call, source: Arc<OpenSource>) -> Result<Accepted, Refusal> {
         metrics::counter!("kici_orch_ingest_admitted_total").increment(1);
         let event = event_name(&source.source, &call.headers, &call.body);
-        let mut new = self.row(&call, &source, &event);
+        let (mut new, headers) = self.row(&call, &source, &event);
         // A place in the worker's queue is taken first: with one, the row is claimed by this process as it is written and
         // nobody else looks at it; without one, whoever has time takes it from the database.
         let place = self.work.try_reserve().ok();
         new.claimed_by = place.as_ref().filter(|_| call.body.len() <= INLINE_BODY).map(|_| self.instance.clone());
-        let headers = call.headers.redacted(&source.source.strip_headers());
         let inline = new.claimed_by.is_some();
         let row = match self.store.delivery_insert(new).await? {
             DeliveryInserted::Duplicate { id, .. } => {
@@ -212,8 +211,8 @@ impl Inbox {
         Ok(Accepted { id: row, duplicate: false })
     }
 
-    /// The row of a call, claimed by nobody.
-    fn row(&self, call: &Call, source: &OpenSource, event: &str) -> NewDelivery {
+    /// The row of a call, claimed by nobody, and its headers without what is not stored.
+    fn row(&self, call: &Call, source: &OpenSource, event: &str) -> (NewDelivery, Headers) {
         let source = &source.source;
         let id = delivery_id(source, &call.headers, event, &call.body);
         // A sender without ids: an equal call counts as the same delivery within one window of time only.
@@ -225,13 +224,13 @@ impl Inbox {
             }
         };
         let headers = call.headers.redacted(&source.strip_headers());
-        NewDelivery {
+        let new = NewDelivery {
             org: source.org.clone(),
             source_id: source.id,
             delivery_id,
             event: event.to_owned(),
             action: action(source, &call.headers, &call.body),
-            provider: provider(&source.config).to_owned(),
+            provider: source.config.kind().as_str().to_owned(),
             channel: "direct".to_owned(),
             repo: None,
             git_ref: None,
@@ -241,7 +240,8 @@ impl Inbox {
             headers: serde_json::to_value(&headers).unwrap_or_default(),
             body: call.body.to_vec(),
             claimed_by: None,
-        }
+        };
+        (new, headers)
     }
 }
 
@@ -250,13 +250,5 @@ fn body_limit(config: &SourceConfig) -> usize {
         SourceConfig::Generic(generic) => usize::try_from(generic.max_payload_bytes).unwrap_or(usize::MAX),
         // The listener's own limit applies.
         SourceConfig::Github(_) | SourceConfig::Local(_) => usize::MAX,
-    }
-}
-
-fn provider(config: &SourceConfig) -> &'static str {
-    match config {
-        SourceConfig::Github(_) => "github",
-        SourceConfig::Generic(_) => "generic",
-        SourceConfig::Local(_) => "local",
     }
 }

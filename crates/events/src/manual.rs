@@ -10,7 +10,7 @@ use kici_engine::inputs;
 use kici_engine::lock::Workflow;
 use kici_engine::plan::{PlanError, Planned, RunInfo, Scope, plan_run};
 use kici_engine::trigger::{declared_inputs, manual_trigger};
-use kici_forge::{ForgeError, SourceConfig};
+use kici_forge::ForgeError;
 use kici_store::StoreError;
 use kici_store::model::{Activate, CreatedRun};
 use serde_json::Value as Json;
@@ -173,12 +173,7 @@ fn manual_event(manual: &Manual<'_>, repo: &str, git_ref: Option<String>, sha: &
         action: None,
         org: source.org.clone(),
         routing_key: source.routing_key(),
-        provider: match source.config {
-            SourceConfig::Github(_) => "github",
-            SourceConfig::Generic(_) => "generic",
-            SourceConfig::Local(_) => "local",
-        }
-        .to_owned(),
+        provider: source.config.kind().as_str().to_owned(),
         source: source.name.clone(),
         repo: Some(repo.to_owned()),
         git_ref,
