@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+mod plan;
 pub mod robot;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,10 +12,9 @@ use std::time::Duration;
 use futures::StreamExt;
 use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones, GitHost};
 use kici_dispatch::{AgentAuth, DispatchConfig, Dispatcher, Ports, SessionStream};
-use kici_engine::event::Event;
-use kici_engine::hosts::{Fanout, HostSelector, OnUnreachable};
+use kici_engine::hosts::{Fanout, HostSelector};
 use kici_engine::ids::{AgentId, IdSource, JobId, RunId, SessionId, SourceId};
-use kici_engine::lock::{Checkout, Hooks, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
+use kici_engine::lock::{Job, Selector, Workflow};
 use kici_engine::state::{JobStatus, QueueStatus, RunStatus};
 use kici_engine::time::{Clock, ManualClock};
 use kici_protocol::agent::agent_frame::Frame as Up;
@@ -29,6 +29,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tonic::Status;
 use tonic::metadata::MetadataMap;
+
+use plan::event;
+pub use plan::{JobDef, job, selector, workflow};
 
 /// Nothing in these tests takes longer; a test that waits for this hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -124,80 +127,6 @@ pub fn config(name: &str) -> DispatchConfig {
     config.rate.frames_burst = 100_000;
     config.rate.frames_per_s = 100_000;
     config
-}
-
-/// A job of a test workflow.
-#[derive(Clone)]
-pub struct JobDef {
-    pub name: &'static str,
-    pub needs: &'static [&'static str],
-    pub label: &'static str,
-    pub checkout: bool,
-}
-
-pub const fn job(name: &'static str) -> JobDef {
-    JobDef { name, needs: &[], label: "default", checkout: false }
-}
-
-pub fn workflow(jobs: &[JobDef]) -> Workflow {
-    let source = || SourceRef { file: ".kici/workflows/t.yaml".into(), line: 1 };
-    let jobs = jobs.iter().map(|def| Job {
-        name: def.name.into(),
-        display_name: None,
-        description: None,
-        source: source(),
-        needs: def.needs.iter().map(|up| Need { job: (*up).into(), run_on: vec![JobStatus::Success] }).collect(),
-        runs_on: selector(def.label),
-        runs_on_all: None,
-        on_unreachable: OnUnreachable::Hold,
-        include_uninitialized: false,
-        matrix: None,
-        max_parallel: None,
-        fail_fast: false,
-        condition: None,
-        env: BTreeMap::new(),
-        checkout: Checkout { enabled: def.checkout, depth: 1 },
-        git_credentials: None,
-        outputs: BTreeMap::new(),
-        timeout_ms: None,
-        grace_period_ms: Some(100),
-        concurrency: None,
-        retry: None,
-        rules: Vec::new(),
-        init: Vec::new(),
-        steps: vec![Step::script(source(), "true")],
-        groups: Vec::new(),
-        composites: Vec::new(),
-        hooks: Hooks::default(),
-    });
-    Workflow {
-        name: "t".into(),
-        description: None,
-        run_name: None,
-        source: source(),
-        content_hash: "0".repeat(64),
-        triggers: vec![],
-        condition: None,
-        requires: Vec::new(),
-        rules: Vec::new(),
-        env: BTreeMap::new(),
-        timeout_ms: None,
-        concurrency: None,
-        jobs: jobs.collect(),
-    }
-}
-
-pub fn selector(label: &str) -> Selector {
-    Selector { labels: vec![Matcher::Exact { value: label.into() }], exclude: vec![] }
-}
-
-fn event() -> Event {
-    serde_json::from_value(serde_json::json!({
-        "kind": "push", "raw_name": "push", "org": "default", "routing_key": "generic:default:1",
-        "provider": "generic", "source": "s", "is_fork_pr": "no", "repo": "o/r", "ref": "refs/heads/main",
-        "sha": "0123456789012345678901234567890123456789"
-    }))
-    .unwrap()
 }
 
 impl World {
