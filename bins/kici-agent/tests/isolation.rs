@@ -21,7 +21,11 @@ struct Site {
 impl Site {
     /// Below the target directory: temporary directories are open to steps.
     async fn start(name: &str, settings: &[(&str, &str)]) -> Self {
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        Self::start_below(Path::new(env!("CARGO_TARGET_TMPDIR")), name, settings).await
+    }
+
+    async fn start_below(base: &Path, name: &str, settings: &[(&str, &str)]) -> Self {
+        let dir = base.join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("made");
         std::fs::write(dir.join("token"), token()).expect("written");
         std::fs::set_permissions(dir.join("token"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("set");
@@ -119,7 +123,8 @@ async fn steps_of_another_user_own_their_workspace_and_cannot_read_the_agents_fi
         assert_eq!(output.status.code(), Some(78));
         return says(&String::from_utf8_lossy(&output.stderr), &["needs an agent that runs as root"]);
     }
-    let site = Site::start("user", &[("KICI_SANDBOX_USER", "nobody")]).await;
+    // A target directory may be below one that is closed to others; a file's own mode is what counts here.
+    let site = Site::start_below(Path::new("/tmp"), "kici-user", &[("KICI_SANDBOX_USER", "nobody")]).await;
     let first = "id -un; echo user=$USER; echo x > file && mkdir dir && echo workspace works
         echo out=put >> $KICI_OUTPUT; echo HELLO=there >> $KICI_ENV; echo '# text' >> $KICI_SUMMARY
         cat {dir}/token || echo no token; ls {dir}/state || echo no listing; cat {dir}/state/jobs.journal || echo no journal
@@ -127,6 +132,24 @@ async fn steps_of_another_user_own_their_workspace_and_cannot_read_the_agents_fi
     let text = site.run(&[first, "cat file; echo hello=$HELLO; touch dir/later && echo still works"]).await;
     says(&text, &["success", "nobody\n", "user=nobody", "workspace works", "no token", "no listing", "no journal"]);
     says(&text, &["no kill", "no environment", "hello=there", "still works"]);
+}
+
+#[test]
+fn an_agent_whose_workspaces_its_user_cannot_reach_does_not_start() {
+    if kici_sys::host::uid() != 0 {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("set");
+    let mut command = harness::command(&directory.path().join("state"));
+    command.env("KICI_ORCHESTRATOR_URL", "http://127.0.0.1:1").env("KICI_AGENT_TOKEN", token());
+    let output = command.env("KICI_SANDBOX_USER", "nobody").output().expect("runs");
+    let words = [
+        format!("nobody cannot enter {}", directory.path().display()),
+        format!("chmod o+x {}", directory.path().display()),
+    ];
+    assert!(!output.status.success());
+    says(&String::from_utf8_lossy(&output.stderr), &words.each_ref().map(String::as_str));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,5 @@
 //! What is in force on this host, what is missing, and what would help.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -127,21 +126,7 @@ fn memory(config: &Config) -> Finding {
 
 /// What keeps the user of the steps from its workspace.
 fn way(config: &Config) -> Option<Finding> {
-    let user = config.isolation.user.as_ref()?;
-    let closed = |dir: &&Path| {
-        dir.metadata().is_ok_and(|meta| {
-            let class = if meta.uid() == user.uid {
-                0o100
-            } else if user.gid == meta.gid() || user.groups.contains(&meta.gid()) {
-                0o010
-            } else {
-                0o001
-            };
-            meta.mode() & class == 0
-        })
-    };
-    // The agent opens its own directories itself.
-    let dir = config.work_dir.ancestors().skip(1).filter(|dir| *dir != config.state_dir).find(closed)?;
+    let (dir, user) = config.closed_way()?;
     let detail = format!("{} cannot be entered by {}: steps cannot start", dir.display(), user.name);
     Some(Finding::new("way to the workspace", State::Broken, detail, format!("chmod o+x {}", dir.display())))
 }

@@ -32,6 +32,16 @@ pub enum StartError {
         /// Why not.
         error: io::Error,
     },
+    /// A directory that the user of the steps may not enter.
+    #[error(
+        "{user} cannot enter {dir}, which holds the workspaces: no step could start; use another state_dir, or: chmod o+x {dir}"
+    )]
+    Closed {
+        /// Which.
+        dir: PathBuf,
+        /// Name of the user.
+        user: String,
+    },
     /// The port of health and metrics.
     #[error("health and metrics cannot be served: {0}; set port to a free one, or to 0")]
     Listen(io::Error),
@@ -82,6 +92,9 @@ impl State {
             for path in [&dir, &config.work_dir] {
                 let_through(path).map_err(at(path))?;
             }
+        }
+        if let Some((dir, user)) = config.closed_way() {
+            return Err(StartError::Closed { dir: dir.to_owned(), user: user.name.clone() });
         }
         let path = dir.join("lock");
         let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(at(&path))?;

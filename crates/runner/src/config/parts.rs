@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kici_sys::cgroup::Limits;
 use kici_sys::confine::User;
 
-use super::{Reader, keys};
+use super::{Config, Reader, keys};
 
 /// Processes and threads of one job, where the host can limit them.
 const MAX_PROCESSES: u64 = 4_096;
@@ -160,6 +161,29 @@ fn user(name: &str) -> Result<Arc<User>, String> {
 
 fn directories(text: &str) -> Result<Vec<PathBuf>, String> {
     keys::list(text).iter().map(|path| keys::directory(path)).collect()
+}
+
+impl Config {
+    /// The first directory on the way to the workspaces that the user of the steps may not enter, with that user.
+    #[must_use]
+    pub fn closed_way(&self) -> Option<(&Path, &User)> {
+        let user = self.isolation.user.as_deref()?;
+        let closed = |dir: &&Path| {
+            dir.metadata().is_ok_and(|meta| {
+                let class = if meta.uid() == user.uid {
+                    0o100
+                } else if user.gid == meta.gid() || user.groups.contains(&meta.gid()) {
+                    0o010
+                } else {
+                    0o001
+                };
+                meta.mode() & class == 0
+            })
+        };
+        // The agent opens its own directories itself.
+        let dir = self.work_dir.ancestors().skip(1).filter(|dir| *dir != self.state_dir).find(closed)?;
+        Some((dir, user))
+    }
 }
 
 impl Reader {
