@@ -38,10 +38,21 @@ pub struct Reach {
 impl Reach {
     /// What is hidden in vain, since it lies below what is writable.
     pub fn exposed(&self) -> Vec<&Path> {
+        self.split().0
+    }
+
+    /// What is hidden in vain, and the places of what is not. Paths that do not exist are neither.
+    fn split(&self) -> (Vec<&Path>, Vec<PathBuf>) {
         let writable: Vec<PathBuf> = self.writable.iter().filter_map(|path| path.canonicalize().ok()).collect();
-        let below =
-            |path: &Path| path.canonicalize().is_ok_and(|path| writable.iter().any(|root| path.starts_with(root)));
-        self.hidden.iter().map(PathBuf::as_path).filter(|path| below(path)).collect()
+        let (mut exposed, mut hidden) = (Vec::new(), Vec::new());
+        for path in &self.hidden {
+            match path.canonicalize() {
+                Ok(place) if writable.iter().any(|root| place.starts_with(root)) => exposed.push(path.as_path()),
+                Ok(place) => hidden.push(place),
+                Err(_) => {}
+            }
+        }
+        (exposed, hidden)
     }
 }
 
@@ -59,7 +70,7 @@ impl Files {
     pub fn new(reach: &Reach) -> io::Result<Self> {
         let unsupported = || io::Error::new(io::ErrorKind::Unsupported, "this kernel has no usable Landlock");
         landlock_abi().ok_or_else(unsupported)?;
-        let hidden: Vec<PathBuf> = reach.hidden.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        let (_, hidden) = reach.split();
         let mut handled = write_access();
         if !hidden.is_empty() {
             handled |= AccessFs::ReadFile;
