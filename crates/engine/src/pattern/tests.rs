@@ -124,6 +124,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
+    fn a_label_glob_that_is_accepted_compiles(glob in "[a-z0-9.:*?/+(){}\\[\\]!,^&|-]{1,40}") {
+        if let Ok(source) = glob_to_label_regex(&glob) {
+            prop_assert!(anchored_label_regex(&source).is_ok(), "{glob}: {source}");
+        }
+    }
+
+    #[test]
     fn globs_agree_with_a_model(
         tokens in proptest::collection::vec(proptest::sample::select(vec!["a", "b", "/", "*", "**", "?", "/**/", "*a"]), 1..7),
         text in "[ab](/?[ab]){0,6}",
