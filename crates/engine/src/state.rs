@@ -478,6 +478,30 @@ mod tests {
         assert_eq!(pairs.len(), 30, "no pair stands twice");
     }
 
+    /// The table of the specification (dispatch 2.8 and the five rows of `settled.md`), copied by hand.
+    #[test]
+    fn acceptance_23_the_table_is_that_of_the_specification() {
+        let table = "
+            pending: enqueue>queued cancel>cancelled skip>skipped hold>held wait>waiting
+            queued: start>running fail>failed cancel>cancelled
+            running: succeed>success fail>failed cancel>cancelled cancel_graceful>cancelling recover>recovering requeue>queued
+            recovering: start>running fail>failed cancel>cancelled requeue>queued
+            cancelling: cancel_force>cancelled complete>cancelled fail>failed succeed>success
+            held: approve>queued reject>cancelled expire>cancelled cancel>cancelled wait>waiting
+            waiting: timer_done>queued cancel>cancelled hold>held";
+        let mut want = Vec::new();
+        for (from, row) in table.lines().filter_map(|line| line.trim().split_once(": ")) {
+            for (on, to) in row.split(' ').filter_map(|arrow| arrow.split_once('>')) {
+                want.push(format!("{from} {on} {to}"));
+            }
+        }
+        let word = |event: JobEvent| event.as_str();
+        let mut found: Vec<_> = TRANSITIONS.iter().map(|(from, on, to)| format!("{from} {} {to}", word(*on))).collect();
+        want.sort();
+        found.sort();
+        assert_eq!(found, want);
+    }
+
     #[test]
     fn words_round_trip_and_name_their_vocabulary() {
         for status in JobStatus::ALL {
