@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod comment;
 pub mod compile;
 pub mod concurrency;
 pub mod condition;

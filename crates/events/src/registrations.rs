@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kici_engine::comment::{Command, commands};
 use kici_engine::event::{Event, EventKind};
 use kici_engine::ids::SourceId;
 use kici_engine::lock::Workflow;
@@ -126,6 +127,18 @@ pub(crate) enum Haste {
     CanWait,
 }
 
+/// What comes of the commands in a comment, which is told whether or not a workflow listens to comments too.
+fn answers(event: &Event) -> Vec<String> {
+    let answer = |command: &Command<'_>| {
+        let verb = command.verb.as_str();
+        match command.run {
+            Some(run) => format!("`/kici {verb}`: `{run}` is no run of this pull request that waits for a decision"),
+            None => format!("`/kici {verb}`: no run of this pull request waits for a decision"),
+        }
+    };
+    commands(event).iter().map(answer).collect()
+}
+
 impl Planner {
     /// Events without a commit of their own: the registered workflows of default branches. A forge's event reaches the
     /// workflows of its repository, a generic source's those of the whole organisation.
@@ -145,11 +158,14 @@ impl Planner {
         let kinds: Vec<&str> = listeners(event.kind).into_iter().chain(["webhook"]).collect();
         let mut found = self.listening(&work.org, scope, &kinds).await?;
         found.retain(|r| event.kind == EventKind::Hook || event.repo.as_deref() == Some(r.repo.as_str()));
+        let answers = answers(event);
         if found.is_empty() {
-            let note = format!("no registered workflow listens to `{}` events", event.raw_name);
+            let nothing = format!("no registered workflow listens to `{}` events", event.raw_name);
+            let note = if answers.is_empty() { nothing } else { answers.join("; ") };
             return Ok(outcome(work, DeliveryStatus::Processed, &note));
         }
         let mut decision = Decision::new(event);
+        decision.notes = answers;
         let told = Told { org: &work.org, request_id: &work.request_id, events: std::slice::from_ref(event) };
         for registration in &found {
             let Some(candidate) = self.candidate(&mut decision, registration, &told).await? else { continue };

@@ -87,6 +87,32 @@ async fn each_event_of_the_forge_starts_the_registered_workflow_that_asks_for_it
     .await;
 }
 
+/// R10: commands are answered, and start no workflow by themselves.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_in_a_comment_is_answered_and_starts_only_what_listens_to_comments() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        let mut sent = body("issue_comment.created.0");
+        sent["issue"]["pull_request"] = json!({"url": "x"});
+        sent["comment"]["body"] = json!("fine\r\n/kici approve\r\n");
+        world.inbox.accept(call("issue_comment", "d1", &sent)).await.unwrap();
+        let (delivery, processed) = world.settle().await;
+        let note = "`/kici approve`: no run of this pull request waits for a decision";
+        assert_eq!((delivery.status, delivery.note.as_deref()), (DeliveryStatus::Processed, Some(note)));
+        assert!(processed.runs.is_empty());
+        world.repository(&[(".kici/workflows/a.yaml", &workflow("a", "comment"))]);
+        world.register("gh", "acme/app").await;
+        world.inbox.accept(call("issue_comment", "d2", &sent)).await.unwrap();
+        let (delivery, processed) = world.settle().await;
+        assert_eq!((processed.runs.len(), delivery.note.as_deref()), (1, Some(note)));
+        sent["action"] = json!("edited");
+        world.inbox.accept(call("issue_comment", "d3", &sent)).await.unwrap();
+        assert!(world.settle().await.0.note.is_none_or(|note| !note.contains("/kici")));
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn inputs_of_a_dispatch_are_those_that_are_declared_and_a_wrong_one_starts_nothing() {
     TestStore::each(|test| async move {
