@@ -17,6 +17,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 
 pub use api::Retry;
+pub use auth::check_private_key;
 
 use crate::cache::{Key, WorkflowCache};
 use crate::forge::{BasicAuth, CloneSource, FailedDelivery, Forge, ForgeError, GitHost, Head, Minted};

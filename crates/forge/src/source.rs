@@ -207,6 +207,18 @@ impl LocalConfig {
             "add its folder to sources.local_paths",
         ))
     }
+
+    /// Whether a git repository is there, with a work tree or bare.
+    ///
+    /// # Errors
+    /// [`ConfigError`] naming the setting.
+    pub fn check_repository(&self) -> Result<(), ConfigError> {
+        if self.path.join(".git").exists() || self.path.join("HEAD").is_file() {
+            return Ok(());
+        }
+        let problem = format!("{} holds no git repository", self.path.display());
+        Err(ConfigError::new("path", problem, "give the folder that `git rev-parse --show-toplevel` names"))
+    }
 }
 
 impl SourceConfig {
@@ -348,6 +360,9 @@ mod tests {
         std::fs::create_dir(&inside).unwrap();
         let config = LocalConfig::new(&inside);
         assert_eq!(config.check_allowed(&[dir.path().to_owned()]), Ok(()));
+        assert!(config.check_repository().unwrap_err().to_string().contains("holds no git repository"));
+        std::fs::create_dir(inside.join(".git")).unwrap();
+        assert_eq!(config.check_repository(), Ok(()));
         let outside = config.check_allowed(&[inside.join("x")]).unwrap_err().to_string();
         assert!(outside.contains("sources.local_paths"), "{outside}");
         let sibling = dir.path().join("rep");

@@ -11,6 +11,7 @@ use kici_api::ports::{Answer, Caller, Sources};
 use kici_api::problem::{Code, Problem};
 use kici_engine::ids::{IdSource, SourceId};
 use kici_events::{Call, Inbox, Planner, Route, SourceBook, typed};
+use kici_forge::github::check_private_key;
 use kici_forge::{Headers, SourceConfig, SourceSecrets};
 use kici_store::{Store, model};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -96,7 +97,7 @@ impl SourceShelf {
         };
         let config = SourceConfig::from_json(kind, request.config.clone()).map_err(rejected)?;
         if let SourceConfig::Local(local) = &config {
-            local.check_allowed(&self.local_paths).map_err(rejected)?;
+            local.check_allowed(&self.local_paths).and_then(|()| local.check_repository()).map_err(rejected)?;
         }
         Ok(config)
     }
@@ -121,7 +122,11 @@ fn read(given: &BTreeMap<String, SecretText>) -> Answer<SourceSecrets> {
                 return Err(Problem::rejected(format!("secrets.{name}"), "must have at least 8 characters"));
             }
             WEBHOOK => secrets.webhook.push(SecretString::from(value.expose().to_owned())),
-            PRIVATE_KEY => secrets.private_key = Some(SecretString::from(value.expose().to_owned())),
+            PRIVATE_KEY => {
+                let pem = SecretString::from(value.expose().to_owned());
+                check_private_key(&pem).map_err(|problem| Problem::rejected(format!("secrets.{name}"), problem))?;
+                secrets.private_key = Some(pem);
+            }
             _ => {
                 let detail = format!("is not a secret of a source; there are {WEBHOOK} and {PRIVATE_KEY}");
                 return Err(Problem::rejected(format!("secrets.{name}"), detail));
@@ -255,5 +260,23 @@ impl Sources for SourceShelf {
         };
         let accepted = self.inbox.accept_own(call).await.map_err(fault::refusal)?;
         Ok(DeliveryAccepted { delivery_id: accepted.id })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_that_cannot_work_are_refused_by_name_and_never_repeated() {
+        for (name, value, field) in [
+            (WEBHOOK, "1234567", "secrets.webhook_secret"),
+            (PRIVATE_KEY, "hush", "secrets.private_key"),
+            ("token", "hush", "secrets.token"),
+        ] {
+            let problem = read(&[(name.to_owned(), SecretText::new(value))].into()).unwrap_err();
+            assert_eq!(problem.errors[0].field, field);
+            assert!(!format!("{problem:?}").contains(value), "{problem:?}");
+        }
     }
 }

@@ -69,6 +69,19 @@ impl std::fmt::Debug for App {
     }
 }
 
+fn signing_key(pem: &SecretString) -> Result<EncodingKey, &'static str> {
+    EncodingKey::from_rsa_pem(pem.expose_secret().as_bytes())
+        .map_err(|_| "is not an RSA key in PEM; use the file that GitHub gave you")
+}
+
+/// Whether an App can sign with this key.
+///
+/// # Errors
+/// What is wrong with it, with the remedy. Never the text itself.
+pub fn check_private_key(pem: &SecretString) -> Result<(), &'static str> {
+    signing_key(pem).map(drop)
+}
+
 impl App {
     pub fn new(
         name: &str,
@@ -81,8 +94,7 @@ impl App {
         let pem = private_key.ok_or_else(|| {
             unusable("it has no private key; make one on the App's settings page and set `private_key`")
         })?;
-        let key = EncodingKey::from_rsa_pem(pem.expose_secret().as_bytes())
-            .map_err(|_| unusable("`private_key` is not an RSA key in PEM; use the file that GitHub gave you"))?;
+        let key = signing_key(pem).map_err(|problem| unusable(&format!("`private_key` {problem}")))?;
         Ok(Self {
             name: name.to_owned(),
             id,
