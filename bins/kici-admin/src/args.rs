@@ -1,11 +1,14 @@
 //! The command line.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::Value as Json;
 use url::Url;
 
+use crate::exit::Failure;
 use crate::verbs::{
     agent, agent_token, audit, event, event_trust, host, orchestrator, queue, run, schedule, source, token, workflow,
 };
@@ -174,11 +177,55 @@ pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// `KEY=VALUE` arguments by key.
+///
+/// # Errors
+/// When a key is given twice: which of the two is meant cannot be known.
+pub(crate) fn distinct<'a>(flag: &str, given: &'a [(String, String)]) -> Result<BTreeMap<&'a str, &'a str>, Failure> {
+    let mut all = BTreeMap::new();
+    for (key, value) in given {
+        if all.insert(key.as_str(), value.as_str()).is_some() {
+            return Err(Failure::usage(format!("{flag} {key}=… is given twice; keep one")));
+        }
+    }
+    Ok(all)
+}
+
+/// `KEY=VALUE` arguments by key: `true`, `false` and numbers as such, all else as text.
+///
+/// # Errors
+/// When a key is given twice.
+pub(crate) fn typed(flag: &str, given: &[(String, String)]) -> Result<BTreeMap<String, Json>, Failure> {
+    let typed = |value: &str| match serde_json::from_str(value) {
+        Ok(json @ (Json::Bool(_) | Json::Number(_))) => json,
+        _ => Json::String(value.to_owned()),
+    };
+    Ok(distinct(flag, given)?.into_iter().map(|(key, value)| (key.to_owned(), typed(value))).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
     use super::*;
+
+    #[test]
+    fn truth_and_numbers_are_typed_and_a_key_is_given_once() {
+        for (text, expected) in [
+            ("true", Json::from(true)),
+            ("3", Json::from(3)),
+            ("1.5", Json::from(1.5)),
+            ("3x", Json::from("3x")),
+            ("null", Json::from("null")),
+            ("[1]", Json::from("[1]")),
+            ("", Json::from("")),
+        ] {
+            let found = typed("--input", &[("key".to_owned(), text.to_owned())]).expect("one of each");
+            assert_eq!(found["key"], expected, "{text}");
+        }
+        let twice = ["a", "b"].map(|value| ("key".to_owned(), value.to_owned()));
+        assert!(typed("--input", &twice).is_err());
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

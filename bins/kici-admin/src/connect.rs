@@ -111,6 +111,12 @@ fn token(
     }
     if let Some(path) = file {
         let text = fs::read_to_string(&path).map_err(|error| unreadable("--token-file", &path, &error))?;
+        if text.trim().is_empty() {
+            return Err(Failure::usage(format!(
+                "--token-file: {} is empty; it must hold an admin token",
+                path.display()
+            )));
+        }
         return Ok((text.trim().into(), path.display().to_string()));
     }
     let missing = |detail: String| Failure::new(DENIED, format!("no token: {detail}"));

@@ -195,3 +195,20 @@ fn the_examples_run() {
     let fleet = run(&examples.join("fleet"), &["run", "--local", "--event", "manual"]);
     assert!(fleet.out.contains("event `fleet-patched` goes nowhere"), "{}{}", fleet.out, fleet.err);
 }
+
+#[test]
+fn bytes_that_are_not_text_are_named_by_line() {
+    let dir = repository(&[]);
+    std::fs::write(dir.path().join(".kici/workflows/ci.yaml"), b"name: ci\non: push # \xff\n").unwrap();
+    let ran = run(dir.path(), &["validate", "."]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.err.contains("ci.yaml:2: not UTF-8"), "{}", ran.err);
+}
+
+#[test]
+fn an_input_that_is_given_twice_is_refused() {
+    let dir = repository(&[(".kici/workflows/ci.yaml", CI), ("version", "7\n")]);
+    let ran = run(dir.path(), &["run", "--local", "ci", "--input", "level=3", "--input", "level=4"]);
+    assert_eq!(ran.code, 64, "{}", ran.err);
+    assert!(ran.err.contains("--input level=… is given twice"), "{}", ran.err);
+}

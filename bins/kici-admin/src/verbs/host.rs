@@ -1,6 +1,5 @@
 //! `host`.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Subcommand;
@@ -11,7 +10,7 @@ use kici_engine::ids::AgentId;
 use serde_json::Value as Json;
 
 use super::Context;
-use crate::args::{duration, key_value};
+use crate::args::{duration, key_value, typed};
 use crate::exit::Failure;
 use crate::output::{Column, fields, optional, status, text};
 
@@ -89,22 +88,13 @@ fn parse_policy(word: &str) -> Result<OnUnreachable, String> {
     }
 }
 
-/// `true` and `false` are booleans, numbers are numbers, the rest is text.
-fn typed(value: &str) -> Json {
-    match serde_json::from_str(value) {
-        Ok(value @ (Json::Bool(_) | Json::Number(_))) => value,
-        _ => Json::String(value.to_owned()),
-    }
-}
-
 /// Runs the command.
 pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
     let (client, out) = (context.client()?, &context.out);
     match verb {
         Verb::Declare { id, hostname, labels, properties, unset } => {
-            let set = properties.iter().map(|(key, value)| (key.clone(), typed(value)));
-            let properties: BTreeMap<String, Json> =
-                set.chain(unset.into_iter().map(|key| (key, Json::Null))).collect();
+            let mut properties = typed("--prop", &properties)?;
+            properties.extend(unset.into_iter().map(|key| (key, Json::Null)));
             let (host, created) = client.declare_host(&id, &DeclareHost { hostname, labels, properties }).await?;
             out.say(if created { "declared" } else { "changed" });
             show(context, &host)?;
@@ -189,17 +179,4 @@ fn columns(context: &Context) -> Vec<Column<'_, HostView>> {
         ("VERSION", Box::new(|h| optional(h.version.as_ref()))),
         ("LAST SEEN", Box::new(|h| text(context.out.time(h.last_seen_at)))),
     ]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn properties_are_typed() {
-        for (text, value) in [("true", Json::Bool(true)), ("3", 3.into()), ("3x", "3x".into()), ("null", "null".into())]
-        {
-            assert_eq!(typed(text), value);
-        }
-    }
 }

@@ -1,7 +1,5 @@
 //! `run`.
 
-use std::collections::BTreeMap;
-
 use clap::Subcommand;
 use kici_api::client::Client;
 use kici_api::dto::runs::{
@@ -12,11 +10,10 @@ use kici_engine::check::CheckMode;
 use kici_engine::ids::{DeliveryRowId, RunId};
 use kici_engine::time::Ts;
 use serde::Serialize;
-use serde_json::Value as Json;
 
 use super::run_logs::{self, Logs};
 use super::{Context, pages};
-use crate::args::{Paging, key_value};
+use crate::args::{Paging, key_value, typed};
 use crate::exit::Failure;
 use crate::output::{Column, Output, fields, optional, status, text};
 
@@ -147,20 +144,12 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
             started(out, &client.rerun(run, RerunRun { failed_only: failed }, None).await?)?;
         }
         Verb::Trigger { source, workflow, git_ref, repo, input, check_mode, idempotency_key } => {
-            let inputs = input.into_iter().map(|(key, value)| (key, typed(value))).collect::<BTreeMap<_, _>>();
+            let inputs = typed("--input", &input)?;
             let request = TriggerRun { source, workflow, repo, git_ref, inputs, check_mode };
             started(out, &client.trigger_run(&request, idempotency_key.as_deref()).await?)?;
         }
     }
     Ok(0)
-}
-
-/// `true`, `false` and numbers as such, all else as text; the server checks against the workflow's inputs.
-fn typed(value: String) -> Json {
-    match serde_json::from_str::<Json>(&value) {
-        Ok(json @ (Json::Bool(_) | Json::Number(_))) => json,
-        _ => Json::String(value),
-    }
 }
 
 fn started(out: &Output, accepted: &RunAccepted) -> Result<(), Failure> {
@@ -271,25 +260,5 @@ fn failure(failure: &FailureView) -> String {
     match &failure.message {
         Some(message) => format!("{message} ({}, {})", failure.class, failure.reason),
         None => format!("{} ({})", failure.reason, failure.class),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn inputs_read_numbers_and_truth_and_leave_the_rest() {
-        for (text, expected) in [
-            ("true", Json::from(true)),
-            ("3", Json::from(3)),
-            ("1.5", Json::from(1.5)),
-            ("prod", Json::from("prod")),
-            ("null", Json::from("null")),
-            ("[1]", Json::from("[1]")),
-            ("", Json::from("")),
-        ] {
-            assert_eq!(typed(text.to_owned()), expected, "{text}");
-        }
     }
 }

@@ -11,7 +11,7 @@ use kici_engine::ids::{JobId, RunId};
 use kici_engine::state::RunStatus;
 
 use crate::args::Format;
-use crate::exit::{FAILED, Failure, PARTIAL};
+use crate::exit::{FAILED, Failure, NOT_FOUND, PARTIAL};
 use crate::output::{Output, printable};
 
 /// Which logs.
@@ -121,11 +121,16 @@ pub(crate) async fn logs(out: &Output, client: &Client, logs: Logs) -> Result<u8
 async fn earlier(out: &Output, client: &Client, logs: &Logs, job: &str, epoch: u32) -> Result<u8, Failure> {
     let printer = Printer::new(out, false, logs.timestamps);
     let mut code = 0;
-    for step in client.steps_at(logs.run, job, epoch).await? {
-        let named = |wanted: &str| wanted == step.key || wanted == step.name || wanted == step.ordinal.to_string();
-        if !logs.step.as_deref().is_none_or(named) {
-            continue;
-        }
+    let mut steps = client.steps_at(logs.run, job, epoch).await?;
+    if let Some(wanted) = &logs.step {
+        steps.retain(|step| *wanted == step.key || *wanted == step.name || *wanted == step.ordinal.to_string());
+    }
+    if steps.is_empty() {
+        let step = logs.step.as_ref().map_or_else(|| "no steps".to_owned(), |step| format!("no step `{step}`"));
+        let text = format!("job `{job}` has {step} in epoch {epoch}; `run show` tells of its hand-overs");
+        return Err(Failure::new(NOT_FOUND, text));
+    }
+    for step in steps {
         let mut query = LogQuery { epoch: Some(epoch), ..LogQuery::default() };
         loop {
             let range = client.step_logs(logs.run, job, &step.key, &query).await?;

@@ -1,6 +1,6 @@
 //! The event that a command on this machine works with: from a file, or from what git says about the repository.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
@@ -12,6 +12,7 @@ use serde_json::{Value as Json, json};
 
 use super::Repository;
 use super::files::unreadable;
+use crate::args::distinct;
 use crate::exit::{Failure, VERDICT};
 
 /// Name of the source that events of this machine come from.
@@ -150,8 +151,12 @@ pub(super) fn changed(repository: &Repository, event: &Event) -> ChangedFiles {
 }
 
 /// `KEY=VALUE` arguments as inputs; their declaration makes other types of the texts.
-pub(super) fn inputs(given: &[(String, String)]) -> std::collections::BTreeMap<String, Json> {
-    given.iter().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect()
+///
+/// # Errors
+/// When one is given twice.
+pub(super) fn inputs(given: &[(String, String)]) -> Result<BTreeMap<String, Json>, Failure> {
+    let given = distinct("--input", given)?;
+    Ok(given.into_iter().map(|(name, value)| (name.to_owned(), Json::String(value.to_owned()))).collect())
 }
 
 /// Nothing would run.

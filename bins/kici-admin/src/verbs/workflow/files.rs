@@ -39,9 +39,13 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, String)>, Failure> {
         paths.extend(yaml_files(&steps)?);
     }
     let read = |file: &PathBuf| {
-        let text = fs::read(file).map_err(|error| unreadable(file, &error))?;
-        // The compiler names what is wrong with other bytes by position.
-        Ok((file.display().to_string(), String::from_utf8_lossy(&text).into_owned()))
+        let bytes = fs::read(file).map_err(|error| unreadable(file, &error))?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let sound = error.utf8_error().valid_up_to();
+            let line = 1 + error.as_bytes()[..sound].iter().filter(|byte| **byte == b'\n').count();
+            Failure::new(VERDICT, format!("{}:{line}: not UTF-8; save the file as UTF-8", file.display()))
+        })?;
+        Ok((file.display().to_string(), text))
     };
     paths.iter().map(read).collect()
 }

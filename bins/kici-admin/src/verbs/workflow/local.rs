@@ -159,7 +159,7 @@ fn choose<'a>(
                 continue;
             };
             event.requested_workflow = Some(workflow.name.clone());
-            let given = event::inputs(&run.input);
+            let given = event::inputs(&run.input)?;
             event.inputs = inputs::validate(declared, &given).map_err(|errors| {
                 Failure::usage(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
             })?;
