@@ -22,7 +22,11 @@ pub fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         Err(error) => {
             // A supervisor that restarts at once would spin on a fault that only a person can mend.
             crate::complain(&error.into());
-            std::thread::sleep(backoff(&layers));
+            let wait = backoff(&layers);
+            if !wait.is_zero() {
+                eprintln!("ends in {} s, so that a supervisor does not spin (startup.backoff_ms)", wait.as_secs_f32());
+                std::thread::sleep(wait);
+            }
             return Ok(ExitCode::FAILURE);
         }
     };
