@@ -69,10 +69,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<ExitCode> {
-    let binaries = match &options.binaries {
-        Some(binaries) => binaries.clone(),
-        None => stack::build(workspace, options.release)?,
-    };
+    let binaries = stack::binaries(workspace, options.binaries.as_deref(), options.release)?;
     server::install_crypto();
     let seed = match options.seed {
         Some(seed) => seed,

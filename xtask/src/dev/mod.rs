@@ -53,12 +53,15 @@ pub(crate) struct Options {
     /// Use optimised programs
     #[arg(long)]
     release: bool,
+    /// Programs that are built already, instead of building them
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "release")]
+    binaries: Option<PathBuf>,
 }
 
 /// Answers the exit code.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<u8> {
     let data = DataDir::open(&options.data, options.fresh)?;
-    let binaries = stack::build(workspace, options.release)?;
+    let binaries = stack::binaries(workspace, options.binaries.as_deref(), options.release)?;
     let repo = match &options.repo {
         Some(path) => Repo::open(path)?,
         None => sample(workspace, data.path())?,
@@ -125,11 +128,14 @@ impl Session<'_> {
         self.source = self.stack.server.source_of(self.repo).await?;
         let (push, detached) = self.repo.head()?;
         self.introduce(&push, detached)?;
-        let code = self.run(&push).await?;
         if once {
-            return Ok(code);
+            return self.run(&push).await;
         }
-        let mut hook = match Hook::install(self.repo, data)? {
+        // Before the first run: what is committed meanwhile runs after it.
+        let tips = self.repo.tips()?;
+        let installed = Hook::install(self.repo, data)?;
+        self.run(&push).await?;
+        let mut hook = match installed {
             Installed::Hook(hook) => {
                 println!("\n{} runs the next commit; Ctrl-C stops", hook.script().display());
                 Some(hook)
@@ -139,7 +145,7 @@ impl Session<'_> {
                 None
             }
         };
-        self.watch(hook.as_mut()).await
+        self.watch(hook.as_mut(), tips).await
     }
 
     fn introduce(&self, push: &Push, detached: bool) -> Result<()> {
@@ -158,8 +164,7 @@ impl Session<'_> {
     }
 
     /// Runs what each commit or push brings, until something ends.
-    async fn watch(&mut self, mut hook: Option<&mut Hook>) -> Result<u8> {
-        let mut tips = self.repo.tips()?;
+    async fn watch(&mut self, mut hook: Option<&mut Hook>, mut tips: BTreeMap<String, String>) -> Result<u8> {
         let mut look = tokio::time::interval(LOOK);
         loop {
             tokio::select! {

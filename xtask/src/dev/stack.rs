@@ -89,6 +89,15 @@ pub(crate) struct Stack {
     pub(crate) server: Server,
 }
 
+/// Where the programs are: at `ready`, or where they are built.
+pub(crate) fn binaries(workspace: &Workspace, ready: Option<&Path>, release: bool) -> Result<PathBuf> {
+    match ready {
+        // Programs are started in other directories.
+        Some(ready) => std::path::absolute(ready).context("the directory of the programs"),
+        None => build(workspace, release),
+    }
+}
+
 /// Builds the programs and answers where they are.
 pub(crate) fn build(workspace: &Workspace, release: bool) -> Result<PathBuf> {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
