@@ -72,8 +72,8 @@ const WORKFLOWS: [(&str, &str); 8] = [
 ];
 
 /// Lines of 64 bytes.
-const FLOOD: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 16777216'";
-const TRICKLE: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 262144'";
+const FLOOD: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 16777216 || true'";
+const TRICKLE: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 262144 || true'";
 
 pub(crate) struct Node {
     binaries: PathBuf,
