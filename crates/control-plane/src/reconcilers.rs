@@ -33,6 +33,7 @@ const LEASE_RENEWAL: Duration = Duration::from_secs(5);
 const GAPS: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(600);
 const UPKEEP: Duration = Duration::from_secs(5);
+const DEAD_LETTERS: Duration = Duration::from_secs(60);
 
 /// What the reconcilers work on.
 pub(crate) struct Background {
@@ -73,6 +74,8 @@ impl Background {
         self.every(tasks, stop, gaps, |this| async move { this.repair_gaps().await });
         let retention = Schedule { name: "retention", period: RETENTION, leader_only: true };
         self.every(tasks, stop, retention, |this| async move { this.retain().await });
+        let dead = Schedule { name: "dead_letters", period: DEAD_LETTERS, leader_only: true };
+        self.every(tasks, stop, dead, |this| async move { this.count_dead().await });
         let cron = Schedule { name: "schedules", period: self.cron_tick, leader_only: true };
         self.every(tasks, stop, cron, |this| async move {
             let fired = this.schedules.run().await;
@@ -170,6 +173,14 @@ impl Background {
             tracing::info!(asked, "deliveries that had not arrived were asked for again");
         }
         Ok(asked as u64)
+    }
+
+    /// Tells how much waits for a person.
+    async fn count_dead(&self) -> Result<u64, String> {
+        let dead =
+            self.store.dead_letters().await.map_err(|error| format!("dead letters cannot be counted: {error}"))?;
+        metrics::gauge!("kici_orch_event_dlq_depth").set(dead as f64);
+        Ok(0)
     }
 
     /// Removes what is old.

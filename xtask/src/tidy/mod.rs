@@ -5,6 +5,7 @@ mod arrows;
 mod documents;
 mod licences;
 mod manifests;
+mod metrics;
 mod migrations;
 mod sources;
 mod workflows;
@@ -22,7 +23,7 @@ struct Tree<'a> {
 
 type Rule = fn(&Tree<'_>) -> Result<Vec<String>>;
 
-const RULES: [(&str, Rule); 7] = [
+const RULES: [(&str, Rule); 8] = [
     ("licences", licences::check),
     ("arrows", arrows::check),
     ("manifests", manifests::check),
@@ -30,6 +31,7 @@ const RULES: [(&str, Rule); 7] = [
     ("sources", sources::check),
     ("documents", documents::check),
     ("workflows", workflows::check),
+    ("metrics", metrics::check),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {

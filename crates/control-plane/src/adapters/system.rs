@@ -14,7 +14,6 @@ use kici_api::ports::{Answer, Caller, System};
 use kici_dispatch::Dispatcher;
 use kici_engine::ids::InstanceId;
 use kici_store::Store;
-use kici_store::model::DeliveryStatus;
 use kici_telemetry::metrics::Metrics;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -98,11 +97,9 @@ impl Node {
     }
 
     async fn dlq_check(&self) -> (CheckStatus, String) {
-        match self.store.delivery_counts().await {
-            Ok(counts) => match counts.get(&DeliveryStatus::Dead).copied().unwrap_or(0) {
-                0 => (CheckStatus::Pass, "no dead letters".to_owned()),
-                count => (CheckStatus::Warn, format!("{count} dead letters; see `event dlq list`")),
-            },
+        match self.store.dead_letters().await {
+            Ok(0) => (CheckStatus::Pass, "no dead letters".to_owned()),
+            Ok(count) => (CheckStatus::Warn, format!("{count} dead letters; see `event dlq list`")),
             Err(error) => (CheckStatus::Fail, error.to_string()),
         }
     }

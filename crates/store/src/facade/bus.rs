@@ -46,6 +46,8 @@ facade! {
     read event_lists::event_list(filter: EventFilter, page: Page) -> Listed<BusEvent>;
     /// How many events are in each status.
     read event_lists::event_counts() -> BTreeMap<EventStatus, u64>;
+    /// Deliveries and events that are dead and wait for a person.
+    read event_lists::dead_letters() -> u64;
     /// Deletes events that are done with and were stored before `before`; dead ones stay.
     write(Lane::META) bus::events_prune(before: Ts, limit: u32) -> u64;
 

@@ -10,10 +10,10 @@ use uuid::Uuid;
 
 use super::backend::{Conn, Db};
 use super::rows::{agent_opt, count, next, small, ts_opt, word};
-use super::schema::events;
+use super::schema::{deliveries, events};
 use crate::StoreError;
 use crate::ctx::Ctx;
-use crate::model::{BusEvent, Cursor, EventFilter, EventStatus, Listed, Page};
+use crate::model::{BusEvent, Cursor, DeliveryStatus, EventFilter, EventStatus, Listed, Page};
 use crate::types::{DbId, DbTs, Doc};
 
 /// A row of a list: without the documents, which can be large.
@@ -114,6 +114,14 @@ pub(crate) async fn event_list(
     let items = rows.into_iter().map(ListedRow::read).collect::<Result<Vec<_>, _>>()?;
     let next = next(&items, limit, |row| Cursor { at: row.created_at, id: row.id.uuid() });
     Ok(Listed { items, next })
+}
+
+pub(crate) async fn dead_letters(conn: &mut Conn, _: &Ctx) -> Result<u64, StoreError> {
+    let deliveries = deliveries::table.filter(deliveries::status.eq(DeliveryStatus::Dead.as_str()));
+    let events = events::table.filter(events::status.eq(EventStatus::Dead.as_str()));
+    let deliveries: i64 = deliveries.count().get_result(conn).await?;
+    let events: i64 = events.count().get_result(conn).await?;
+    Ok(count(deliveries) + count(events))
 }
 
 pub(crate) async fn event_counts(conn: &mut Conn, _: &Ctx) -> Result<BTreeMap<EventStatus, u64>, StoreError> {
