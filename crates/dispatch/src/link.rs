@@ -110,6 +110,11 @@ impl Link {
         self.shared.closing.cancel();
     }
 
+    /// Cancelled once the session is closed.
+    pub fn closing(&self) -> CancellationToken {
+        self.shared.closing.clone()
+    }
+
     /// Resolves once the session is closed.
     pub async fn closed(&self) {
         self.shared.closing.cancelled().await;

@@ -162,7 +162,7 @@ impl Dispatcher {
         for timer in [Timer::Ack(job), Timer::ArmAck(job), Timer::SaveAck(job)] {
             self.deadlines.cancel(&timer);
         }
-        let verdict = self.write(|| self.store.job_start(job, session.agent_id.clone())).await;
+        let verdict = self.write(|| self.store.job_start(job, session.agent_id.clone(), session.link.closing())).await;
         let verdict = match verdict {
             Written::Done(verdict) => verdict,
             Written::NotNow => {
@@ -173,6 +173,8 @@ impl Dispatcher {
         };
         let (run_id, job_id) = (job.run_id, job.job_id);
         let answer = match verdict {
+            // Whatever closed the session decides about its jobs, and another session may have this one by now.
+            StartVerdict::Denied if session.link.closing().is_cancelled() => return,
             StartVerdict::Denied => {
                 if self.let_go(job) {
                     self.wake();

@@ -8,6 +8,7 @@ use kici_engine::ids::{AgentId, DeliveryRowId, IdSource, InstanceId, JobId, Regi
 use kici_engine::lock::GitCredentials;
 use kici_engine::time::{Clock, Ts};
 use serde_json::Value as Json;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::ctx::Shared;
@@ -334,8 +335,11 @@ facade! {
     write(Lane::of(id.uuid())) deliveries::delivery_finish(id: DeliveryRowId, outcome: DeliveryOutcome) -> bool;
     /// Counts a failed attempt and frees the delivery until `next_at`; false when it was finished already.
     write(Lane::of(id.uuid())) deliveries::delivery_retry(id: DeliveryRowId, error: String, next_at: Ts) -> bool;
-    /// Puts a finished delivery (failed, dead, …) back to `received`; false when it is being processed.
+    /// Puts a dead delivery back to `received`; false when it is not dead (any more).
     write(Lane::of(id.uuid())) deliveries::delivery_reopen(id: DeliveryRowId) -> bool;
+
+    /// Gives up a dead delivery for good, with this note. False when it is not dead (any more).
+    write(Lane::of(id.uuid())) deliveries::delivery_discard(id: DeliveryRowId, note: String) -> bool;
     /// Headers and body; none once they left the database.
     read deliveries::delivery_body(id: DeliveryRowId) -> Option<DeliveryBody>;
     /// One delivery.
@@ -402,10 +406,10 @@ facade! {
     /// Notes signs of life; unknown and terminal jobs are passed over.
     write(Lane::META) steps::job_heartbeats(beats: Vec<(JobRef, Ts)>) -> ();
     /// Ends a job and does all that follows, in one transaction.
-    write(Lane::of(result.job.run_id.uuid())) runs::job_finish(result: JobResult, activate: Arc<dyn Activate>) -> JobFinished;
+    write(Lane::of(result.job.run_id.uuid())) results::job_finish(result: JobResult, activate: Arc<dyn Activate>) -> JobFinished;
     /// As [`Store::job_finish`], after the last words on its steps, in one transaction: a reader that sees the job ended
     /// sees its steps.
-    write(Lane::of(result.job.run_id.uuid())) runs::job_report(steps: Vec<StepWrite>, result: JobResult, activate: Arc<dyn Activate>) -> (Vec<StepWritten>, JobFinished);
+    write(Lane::of(result.job.run_id.uuid())) results::job_report(steps: Vec<StepWrite>, result: JobResult, activate: Arc<dyn Activate>) -> (Vec<StepWritten>, JobFinished);
     /// Ends a job without a result of its agent (loss, expiry, unroutable), in one transaction. `Stale` when the row is
     /// no longer in the expected state.
     write(Lane::of(request.job.run_id.uuid())) runs::job_fail(request: FailRequest, activate: Arc<dyn Activate>) -> JobFinished;
@@ -458,8 +462,9 @@ facade! {
     write(Lane::of(job.run_id.uuid())) queue::queue_ack_arm(job: JobRef, agent_id: AgentId, deadline: Ts) -> Guarded;
     /// The agent took the job.
     write(Lane::of(job.run_id.uuid())) queue::queue_ack(job: JobRef, agent_id: AgentId) -> Guarded;
-    /// The agent asks to start.
-    write(Lane::of(job.run_id.uuid())) queue::job_start(job: JobRef, agent_id: AgentId) -> StartVerdict;
+    /// The agent asks to start. Denied once `withdrawn` is cancelled, however long the write had to wait: with nobody there to
+    /// hear the answer, the job would count as started and end as lost.
+    write(Lane::of(job.run_id.uuid())) queue::job_start(job: JobRef, agent_id: AgentId, withdrawn: CancellationToken) -> StartVerdict;
     /// The agent is out of contact: it has until the deadline to come back.
     write(Lane::of(request.job.run_id.uuid())) queue::queue_recover(request: RecoverRequest) -> Guarded;
     /// The agent came back with the job.

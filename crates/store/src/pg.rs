@@ -76,6 +76,8 @@ const MIGRATION_LOCK: i64 = 0x6b69_6369;
 const CHANNEL: &str = "kici";
 /// Topics of one notification; PostgreSQL takes less than 8,000 bytes, and a topic has at most 40.
 const MAX_WORDS: usize = 150;
+/// Time between two announcements.
+const ANNOUNCE_AGAIN: Duration = Duration::from_millis(5);
 /// Commits whose announcement waits.
 const ANNOUNCEMENTS: usize = 1_024;
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -320,6 +322,8 @@ async fn announcements(address: Address, mark: uuid::Uuid, mut receiver: mpsc::R
         if open.batch_execute(&format!("SELECT pg_notify('{CHANNEL}', '{payload}')")).await.is_err() {
             conn = None;
         }
+        // The first is told at once; of many in a row each would cost the server as much as a write.
+        tokio::time::sleep(ANNOUNCE_AGAIN).await;
     }
 }
 

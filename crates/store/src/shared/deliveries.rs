@@ -268,7 +268,17 @@ pub(crate) async fn delivery_finish(
     id: &DeliveryRowId,
     outcome: &DeliveryOutcome,
 ) -> Result<bool, StoreError> {
-    let changed = kept(diesel::update(deliveries::table.find(DbId::from(*id))).filter(is_received()).set((
+    finish(conn, ctx, *id, outcome, DeliveryFacts::default()).await
+}
+
+async fn finish(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    id: DeliveryRowId,
+    outcome: &DeliveryOutcome,
+    facts: DeliveryFacts<'_>,
+) -> Result<bool, StoreError> {
+    let end = (
         deliveries::status.eq(outcome.status.as_str()),
         deliveries::error.eq(clean_opt(outcome.error.as_deref())),
         deliveries::note.eq(clean_opt(outcome.note.as_deref())),
@@ -276,9 +286,9 @@ pub(crate) async fn delivery_finish(
         deliveries::claimed_at.eq(None::<DbTs>),
         deliveries::next_attempt_at.eq(None::<DbTs>),
         deliveries::finished_at.eq(DbTs::from(ctx.now)),
-    )))
-    .execute(conn)
-    .await?;
+    );
+    let delivery = deliveries::table.find(DbId::from(id));
+    let changed = kept(diesel::update(delivery).filter(is_received()).set((end, facts))).execute(conn).await?;
     Ok(changed == 1)
 }
 
@@ -305,7 +315,7 @@ pub(crate) async fn delivery_retry(
 
 pub(crate) async fn delivery_reopen(conn: &mut Conn, ctx: &Ctx, id: &DeliveryRowId) -> Result<bool, StoreError> {
     let changed = diesel::update(deliveries::table.find(DbId::from(*id)))
-        .filter(deliveries::finished_at.is_not_null())
+        .filter(deliveries::status.eq(DeliveryStatus::Dead.as_str()))
         .set((
             deliveries::status.eq(DeliveryStatus::Received.as_str()),
             deliveries::attempts.eq(0_i64),
@@ -316,6 +326,24 @@ pub(crate) async fn delivery_reopen(conn: &mut Conn, ctx: &Ctx, id: &DeliveryRow
         .execute(conn)
         .await?;
     ctx.wake(Topic::Deliveries);
+    Ok(changed == 1)
+}
+
+pub(crate) async fn delivery_discard(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    id: &DeliveryRowId,
+    note: &str,
+) -> Result<bool, StoreError> {
+    let changed = diesel::update(deliveries::table.find(DbId::from(*id)))
+        .filter(deliveries::status.eq(DeliveryStatus::Dead.as_str()))
+        .set((
+            deliveries::status.eq(DeliveryStatus::Failed.as_str()),
+            deliveries::note.eq(clean_opt(Some(note))),
+            deliveries::finished_at.eq(DbTs::from(ctx.now)),
+        ))
+        .execute(conn)
+        .await?;
     Ok(changed == 1)
 }
 
@@ -405,6 +433,8 @@ pub(crate) async fn delivery_bodies_finished(
     let rows: Vec<DeliveryRow> = deliveries::table
         .filter(deliveries::id.eq_any(delivery_bodies::table.select(delivery_bodies::delivery_id)))
         .filter(deliveries::finished_at.is_not_null())
+        // A retry needs the body.
+        .filter(deliveries::status.ne(DeliveryStatus::Dead.as_str()))
         .order((deliveries::received_at, deliveries::id))
         .limit(i64::from(*limit))
         .select(DeliveryRow::as_select())
@@ -456,21 +486,27 @@ pub(crate) async fn delivery_process(
     done: &ProcessedDelivery,
     activate: &Arc<dyn Activate>,
 ) -> Result<Processed, StoreError> {
-    if !delivery_finish(conn, ctx, &done.id, &done.outcome).await? {
+    let planned = done.runs.iter().map(|run| run.id).next();
+    let facts = DeliveryFacts {
+        matched_count: Some(done.matched_count.into()),
+        repo: done.repo.as_deref(),
+        git_ref: done.git_ref.as_deref(),
+        sha: done.sha.as_deref(),
+        first_run_id: planned.map(Into::into),
+    };
+    if !finish(conn, ctx, done.id, &done.outcome, facts).await? {
         return Ok(Processed { applied: false, runs: Vec::new() });
     }
     let mut runs = Vec::with_capacity(done.runs.len());
     for run in &done.runs {
         runs.push(create(conn, ctx, run, &**activate).await?);
     }
-    let facts = DeliveryFacts {
-        matched_count: Some(done.matched_count.into()),
-        repo: done.repo.as_deref(),
-        git_ref: done.git_ref.as_deref(),
-        sha: done.sha.as_deref(),
-        first_run_id: runs.iter().map(|run| run.run_id.into()).next(),
-    };
-    kept(diesel::update(deliveries::table.find(DbId::from(done.id))).set(facts)).execute(conn).await?;
+    // An earlier attempt may have made it under another id.
+    let first = runs.iter().map(|run| run.run_id).next();
+    if first != planned {
+        let facts = DeliveryFacts { first_run_id: first.map(Into::into), ..DeliveryFacts::default() };
+        kept(diesel::update(deliveries::table.find(DbId::from(done.id))).set(facts)).execute(conn).await?;
+    }
     if let Some(trace) = &done.trace {
         trace_put(conn, ctx, &done.id, trace).await?;
     }
@@ -481,7 +517,7 @@ pub(crate) async fn delivery_process(
 }
 
 /// What processing found out; `None` keeps.
-#[derive(AsChangeset)]
+#[derive(AsChangeset, Default)]
 #[diesel(table_name = deliveries)]
 struct DeliveryFacts<'a> {
     matched_count: Option<i64>,

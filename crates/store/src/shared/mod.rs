@@ -15,6 +15,7 @@ pub(crate) mod meta;
 pub(crate) mod overflow;
 pub(crate) mod queue;
 pub(crate) mod queue_lists;
+pub(crate) mod results;
 pub(crate) mod retention;
 pub(crate) mod roster;
 mod rows;

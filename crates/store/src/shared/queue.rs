@@ -10,6 +10,7 @@ use diesel_async::RunQueryDsl;
 use kici_engine::ids::{AgentId, JobId, RunId};
 use kici_engine::state::{FailureReason, JobStatus, QueueStatus, RunStatus};
 use kici_engine::time::Ts;
+use tokio_util::sync::CancellationToken;
 
 use super::backend::{Conn, Db};
 use super::kept::{Condition, kept, kept_if};
@@ -335,7 +336,11 @@ pub(crate) async fn job_start(
     ctx: &Ctx,
     job: &JobRef,
     agent_id: &AgentId,
+    withdrawn: &CancellationToken,
 ) -> Result<StartVerdict, StoreError> {
+    if withdrawn.is_cancelled() {
+        return Ok(StartVerdict::Denied);
+    }
     type RunColumns = (String, Option<DbTs>, Option<i64>);
     type RowColumns = (String, i64, Option<String>, Option<DbTs>, Option<DbTs>);
     let (run, id, now) = (DbId::from(job.run_id), DbId::from(job.job_id), DbTs::from(ctx.now));

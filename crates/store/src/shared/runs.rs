@@ -20,7 +20,7 @@ use crate::advance::RunState;
 use crate::ctx::Ctx;
 use crate::model::{
     Activate, CancelOutcome, CancelRequest, ClaimedJob, CreatedRun, Effects, FailRequest, Guarded, Job, JobFinished,
-    JobRef, JobResult, JobStart, NeedEdge, NewJob, NewRun, QueueEntry, Run, StepWrite, StepWritten,
+    JobRef, JobStart, NeedEdge, NewJob, NewRun, QueueEntry, Run,
 };
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
@@ -376,77 +376,6 @@ fn job_row(position: i64, job: &Job) -> JobRow {
         cancel_deadline: None,
         fanout: job.fanout.clone().map(Doc),
     }
-}
-
-pub(crate) async fn job_report(
-    conn: &mut Conn,
-    ctx: &Ctx,
-    steps: &[StepWrite],
-    result: &JobResult,
-    activate: &Arc<dyn Activate>,
-) -> Result<(Vec<StepWritten>, JobFinished), StoreError> {
-    let written = super::steps::step_upsert(conn, ctx, steps).await?;
-    Ok((written, job_finish(conn, ctx, result, activate).await?))
-}
-
-pub(crate) async fn job_finish(
-    conn: &mut Conn,
-    ctx: &Ctx,
-    result: &JobResult,
-    activate: &Arc<dyn Activate>,
-) -> Result<JobFinished, StoreError> {
-    let Some(mut state) = settle::load(conn, result.job.run_id).await? else { return Ok(JobFinished::NotOwned) };
-    let Some(at) = state.position(result.job.job_id) else { return Ok(JobFinished::NotOwned) };
-    if let Some(verdict) = refuse(&state, at, result) {
-        return Ok(verdict);
-    }
-    let now = result.at.unwrap_or(ctx.now);
-    let (reason, message) = (result.reason, result.message.clone());
-    if state.jobs[at].status == JobStatus::Recovering && result.status != JobStatus::Cancelled {
-        // The agent is back with a result before it was resumed.
-        state.apply(at, JobEvent::Start, None, None, now)?;
-    }
-    let event = match (result.status, state.jobs[at].status) {
-        (JobStatus::Success, JobStatus::Running | JobStatus::Cancelling) => JobEvent::Succeed,
-        (JobStatus::Failed, _) => JobEvent::Fail,
-        (JobStatus::Cancelled, JobStatus::Cancelling) => JobEvent::Complete,
-        (JobStatus::Cancelled, _) => JobEvent::Cancel,
-        // Success without a granted start, or a status that no agent may assert.
-        _ => return Ok(JobFinished::Stale),
-    };
-    if event == JobEvent::Fail
-        && let Some(reason) = reason
-        && settle::try_again(conn, ctx, &mut state, at, (reason, message.as_deref()), &**activate).await?
-    {
-        state.jobs[at].log_bytes = result.log_bytes;
-        let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
-        return Ok(JobFinished::Applied(Box::new(effects)));
-    }
-    let keep = event == JobEvent::Complete && state.jobs[at].failure_reason.is_some();
-    state.apply(at, event, if keep { None } else { reason }, message, now)?;
-    let job = &mut state.jobs[at];
-    job.outputs = result.outputs.clone();
-    job.evidence = result.evidence.clone();
-    job.log_bytes = result.log_bytes;
-    let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
-    Ok(JobFinished::Applied(Box::new(effects)))
-}
-
-/// Why a result is not taken; none when it is.
-fn refuse(state: &RunState, at: usize, result: &JobResult) -> Option<JobFinished> {
-    let job = &state.jobs[at];
-    if job.dispatch_epoch != result.job.epoch {
-        return Some(JobFinished::Stale);
-    }
-    let owner = match state.open.get(&job.id) {
-        Some(row) if row.status == QueueStatus::Pending => return Some(JobFinished::Stale),
-        Some(row) => row.agent_id.as_ref(),
-        None => job.agent_id.as_ref(),
-    };
-    if result.agent_id.is_some() && owner != result.agent_id.as_ref() {
-        return Some(JobFinished::NotOwned);
-    }
-    job.status.is_terminal().then_some(JobFinished::Duplicate(job.status))
 }
 
 pub(crate) async fn job_fail(

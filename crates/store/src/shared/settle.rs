@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use diesel::dsl::case_when;
 use diesel::prelude::*;
+use diesel::sql_types::Text;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::state::{FailureReason, JobStatus, QueueStatus, StepStatus};
@@ -235,17 +237,18 @@ async fn close_steps(conn: &mut Conn, ctx: &Ctx, job: &Job) -> Result<(), StoreE
         JobStatus::Cancelled => StepStatus::Cancelled,
         _ => StepStatus::Failed,
     };
-    for (from, to) in [(StepStatus::Running, running), (StepStatus::Pending, StepStatus::Skipped)] {
-        kept(
-            diesel::update(steps::table)
-                .filter(steps::job_id.eq(DbId::from(job.id)))
-                .filter(steps::epoch.eq(i64::from(job.dispatch_epoch)))
-                .filter(steps::status.eq(from.as_str()))
-                .set((steps::status.eq(to.as_str()), steps::finished_at.eq(DbTs::from(ctx.now)))),
-        )
-        .execute(conn)
-        .await?;
-    }
+    let was_running = steps::status.eq(StepStatus::Running.as_str());
+    let end = case_when(was_running, running.as_str().into_sql::<Text>())
+        .otherwise(StepStatus::Skipped.as_str().into_sql::<Text>());
+    kept(
+        diesel::update(steps::table)
+            .filter(steps::job_id.eq(DbId::from(job.id)))
+            .filter(steps::epoch.eq(i64::from(job.dispatch_epoch)))
+            .filter(steps::status.eq_any([StepStatus::Running.as_str(), StepStatus::Pending.as_str()]))
+            .set((steps::status.eq(end), steps::finished_at.eq(DbTs::from(ctx.now)))),
+    )
+    .execute(conn)
+    .await?;
     Ok(())
 }
 

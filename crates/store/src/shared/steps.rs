@@ -24,7 +24,16 @@ pub(crate) async fn step_upsert(
     ctx: &Ctx,
     writes: &[StepWrite],
 ) -> Result<Vec<StepWritten>, StoreError> {
-    let mut epochs: BTreeMap<JobId, Option<(RunId, u32)>> = BTreeMap::new();
+    write_steps(conn, ctx, writes, BTreeMap::new()).await
+}
+
+/// Writes steps of jobs; `epochs` are the runs and epochs of those that were read already.
+pub(crate) async fn write_steps(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    writes: &[StepWrite],
+    mut epochs: BTreeMap<JobId, Option<(RunId, u32)>>,
+) -> Result<Vec<StepWritten>, StoreError> {
     let mut answers = Vec::with_capacity(writes.len());
     for write in writes {
         let job = write.job;
@@ -52,6 +61,9 @@ pub(crate) async fn step_upsert(
 async fn write_step(conn: &mut Conn, write: &StepWrite) -> Result<StepWritten, StoreError> {
     type Columns = (String, Option<DbTs>, Option<String>);
     let key = (DbId::from(write.job.job_id), i64::from(write.job.epoch), write.step_key.as_str());
+    if expected(conn, write, key).await? {
+        return Ok(StepWritten::Applied);
+    }
     let found: Option<Columns> =
         lock_row!(steps::table.find(key).select((steps::status, steps::started_at, steps::log_state)))
             .first(conn)
@@ -71,6 +83,38 @@ async fn write_step(conn: &mut Conn, write: &StepWrite) -> Result<StepWritten, S
         diesel::insert_into(steps::table).values(&row).execute(conn).await?;
     }
     Ok(StepWritten::Applied)
+}
+
+/// Writes what mostly comes, without a look at what is there: a step that begins and is new, or ends and was running. False
+/// when it is another one, and nothing was written.
+async fn expected(conn: &mut Conn, write: &StepWrite, key: (DbId, i64, &str)) -> Result<bool, StoreError> {
+    let row = step_row(write, None, None);
+    if !matches!(write.status, StepStatus::Success | StepStatus::Failed | StepStatus::Cancelled) {
+        let inserted = diesel::insert_into(steps::table).values(&row).on_conflict_do_nothing().execute(conn).await?;
+        return Ok(inserted == 1);
+    }
+    let running = steps::table.find(key).filter(steps::status.eq(StepStatus::Running.as_str()));
+    // When it started and how its log stands stay as they are.
+    let end = (
+        steps::ordinal.eq(row.ordinal),
+        steps::name.eq(row.name),
+        steps::status.eq(row.status),
+        steps::exit_code.eq(row.exit_code),
+        steps::message.eq(row.message),
+        steps::outputs.eq(row.outputs),
+        steps::finished_at.eq(row.finished_at),
+        steps::log_bytes.eq(row.log_bytes),
+        steps::log_lines.eq(row.log_lines),
+        steps::missing_bytes.eq(row.missing_bytes),
+        steps::missing_lines.eq(row.missing_lines),
+        steps::failure_allowed.eq(row.failure_allowed),
+        steps::summary.eq(row.summary),
+        steps::attempt.eq(row.attempt),
+        steps::check_result.eq(row.check_result),
+        steps::drift.eq(row.drift),
+        steps::group_name.eq(row.group_name),
+    );
+    Ok(kept(diesel::update(running).set(end)).execute(conn).await? == 1)
 }
 
 /// A step moves from pending to running to its end, and never back.

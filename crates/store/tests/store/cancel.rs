@@ -47,7 +47,7 @@ async fn agents_that_hold_jobs_are_named_and_a_real_result_beats_the_cancel() {
         let told: Vec<_> = effects.to_stop.iter().map(|held| (held.job, held.started)).collect();
         assert_eq!(told, [(a.job_ref, true), (b.job_ref, true), (c.job_ref, false)]);
         assert_eq!((effects.run.status, effects.run_finished), (RunStatus::Cancelling, false));
-        assert_eq!(t.store.job_start(c.job_ref, agent("a2")).await.unwrap(), StartVerdict::Denied);
+        assert_eq!(t.store.job_start(c.job_ref, agent("a2"), Default::default()).await.unwrap(), StartVerdict::Denied);
         assert_eq!(t.store.queue_get(c.job.id).await.unwrap().unwrap().status, QueueStatus::Cancelled);
 
         assert_eq!(cancel(&t, run, false).await.to_stop.len(), 2, "a repeated cancel tells the agents again");

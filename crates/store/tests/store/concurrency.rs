@@ -29,7 +29,7 @@ async fn eight_claimers_take_no_job_twice_and_none_is_left() {
                     return taken;
                 }
                 for job in jobs {
-                    t.store.job_start(job.job_ref, agent(&name)).await.unwrap();
+                    t.store.job_start(job.job_ref, agent(&name), Default::default()).await.unwrap();
                     let done = t.store.job_finish(result(&job, JobStatus::Success), enqueue()).await.unwrap();
                     assert!(matches!(done, JobFinished::Applied(_)), "{done:?}");
                     taken.push(job.job.id);

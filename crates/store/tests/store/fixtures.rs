@@ -171,7 +171,7 @@ pub async fn claim(t: &TestStore, name: &str, limit: u32) -> Vec<ClaimedJob> {
 pub async fn start(t: &TestStore, name: &str) -> ClaimedJob {
     let job = claim(t, name, 1).await.pop().expect("a job waits");
     assert_eq!(t.store.queue_ack(job.job_ref, agent(name)).await.unwrap(), Guarded::Applied);
-    let verdict = t.store.job_start(job.job_ref, agent(name)).await.unwrap();
+    let verdict = t.store.job_start(job.job_ref, agent(name), Default::default()).await.unwrap();
     assert!(matches!(verdict, StartVerdict::Granted { .. }), "{verdict:?}");
     job
 }

@@ -157,6 +157,36 @@ fn registrations(source_id: SourceId, names: &[&str]) -> RegistrationSet {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_dead_delivery_that_is_processed_again_adopts_the_runs_it_had_made() {
+    TestStore::each(|t| async move {
+        let source = t.store.source_create(source("s", "generic:s")).await.unwrap();
+        let DeliveryInserted::Inserted(id) = t.store.delivery_insert(delivery(source.id, "d-1")).await.unwrap() else {
+            panic!()
+        };
+        let done = |runs| ProcessedDelivery {
+            id,
+            outcome: outcome(DeliveryStatus::Dead),
+            matched_count: 1,
+            repo: None,
+            git_ref: None,
+            sha: None,
+            trace: None,
+            runs,
+            registrations: None,
+        };
+        let first = done(vec![Plan::new("d-1:ci").of_delivery(id).queued("a").run()]);
+        let first = t.store.delivery_process(first, enqueue()).await.unwrap();
+        assert!(t.store.delivery_reopen(id).await.unwrap());
+        let two = ["d-1:ci", "d-1:docs"].map(|key| Plan::new(key).of_delivery(id).queued("a").run());
+        let second = t.store.delivery_process(done(two.into()), enqueue()).await.unwrap();
+        assert_eq!(second.runs.iter().map(|run| run.created).collect::<Vec<_>>(), [false, true]);
+        let row = t.store.delivery_get(id).await.unwrap().unwrap();
+        assert_eq!(row.first_run_id, Some(first.runs[0].run_id));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn processing_writes_runs_trace_and_registrations_together_and_once() {
     TestStore::each(|t| async move {
         let source = t.store.source_create(source("s", "generic:s")).await.unwrap();

@@ -245,13 +245,69 @@ async fn steps_move_forward_only_and_close_with_their_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_step_keeps_its_start_and_its_log_whatever_it_was_before_and_ends_once() {
+    use StepStatus::{Failed, Pending, Running, Success};
+    use StepWritten::{Applied, Unchanged};
+    TestStore::each(|t| async move {
+        let run = Plan::new("k").queued("a").create(&t).await.run_id;
+        let job = start(&t, "a1").await;
+        let begun = t.clock.now().plus(Duration::from_secs(1));
+        let ended = begun.plus(Duration::from_secs(1));
+        let mut last = step(&job, 0, Success, ended);
+        last.log_bytes = 9;
+        let writes = vec![
+            step(&job, 0, Pending, t.clock.now()),
+            step(&job, 0, Running, begun),
+            last,
+            step(&job, 0, Failed, ended.plus(Duration::from_secs(1))),
+            step(&job, 1, Success, ended),
+            step(&job, 2, Pending, begun),
+            step(&job, 2, Failed, ended),
+        ];
+        let answers = t.store.step_upsert(writes).await.unwrap();
+        assert_eq!(answers, [Applied, Applied, Applied, Unchanged, Applied, Applied, Applied]);
+        let steps = t.store.steps_of_run(run).await.unwrap();
+        let found = |n: usize| (steps[n].status, steps[n].started_at, steps[n].finished_at, steps[n].log_state);
+        assert_eq!(found(0), (Success, Some(begun), Some(ended), Some(LogState::Open)));
+        assert_eq!(steps[0].log_bytes, 9);
+        assert_eq!(found(1), (Success, Some(ended), Some(ended), Some(LogState::Open)), "its beginning was not told");
+        assert_eq!(found(2), (Failed, Some(ended), Some(ended), Some(LogState::Open)));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_of_another_delivery_or_agent_writes_nothing() {
+    TestStore::each(|t| async move {
+        let run = Plan::new("k").queued("a").create(&t).await.run_id;
+        let job = start(&t, "a1").await;
+        let report = |steps: Vec<StepWrite>, result: JobResult| t.store.job_report(steps, result, enqueue());
+        let mut stale = (step(&job, 0, StepStatus::Success, t.clock.now()), result(&job, JobStatus::Success));
+        stale.0.job.epoch += 1;
+        stale.1.job.epoch += 1;
+        let answer = report(vec![stale.0], stale.1).await.unwrap();
+        assert!(matches!(answer, (steps, JobFinished::Stale) if steps == [StepWritten::Stale]));
+        let mut foreign = result(&job, JobStatus::Success);
+        foreign.agent_id = Some(agent("a2"));
+        assert!(matches!(report(vec![], foreign).await.unwrap(), (_, JobFinished::NotOwned)));
+        assert_eq!(status_of(&t, run, "a").await, JobStatus::Running);
+        let steps = vec![step(&job, 0, StepStatus::Success, t.clock.now())];
+        let (written, finished) = report(steps, result(&job, JobStatus::Success)).await.unwrap();
+        assert_eq!(written, [StepWritten::Applied]);
+        assert!(matches!(finished, JobFinished::Applied(_)));
+        assert_eq!(t.store.run_get(run).await.unwrap().unwrap().status, RunStatus::Success);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_rerun_repeats_all_jobs_or_those_that_failed_and_what_needs_them() {
     TestStore::each(|t| async move {
         let plan = Plan::new("k").queued("lint").queued("build").job("test").needs("test", "build", SUCCESS);
         let run = plan.create(&t).await.run_id;
         assert!(matches!(t.store.run_rerun_plan(run, false).await.unwrap(), Rerun::StillOpen(_)));
         for job in claim(&t, "a1", 5).await {
-            t.store.job_start(job.job_ref, agent("a1")).await.unwrap();
+            t.store.job_start(job.job_ref, agent("a1"), Default::default()).await.unwrap();
             let status = if job.job.name == "build" { JobStatus::Failed } else { JobStatus::Success };
             finish(&t, &job, status).await;
         }

@@ -6,6 +6,7 @@ use kici_engine::state::{FailureReason, JobStatus, QueueStatus, RunStatus};
 use kici_engine::time::Clock;
 use kici_store::model::*;
 use kici_store::testing::{TestStore, agent, instance};
+use tokio_util::sync::CancellationToken;
 
 use crate::fixtures::{Plan, claim, enqueue, entry, finish, result, selector, start, status_of};
 
@@ -90,7 +91,10 @@ async fn an_answer_that_came_first_wins_over_its_deadline() {
         assert_eq!(owns(again.job_ref, "a2").await.unwrap(), Ownership::Owned);
         assert_eq!(owns(silent.job_ref, "a1").await.unwrap(), Ownership::FormerlyOwned);
         assert_eq!(owns(again.job_ref, "a1").await.unwrap(), Ownership::NotOwned);
-        assert_eq!(t.store.job_start(silent.job_ref, agent("a1")).await.unwrap(), StartVerdict::Denied);
+        assert_eq!(
+            t.store.job_start(silent.job_ref, agent("a1"), Default::default()).await.unwrap(),
+            StartVerdict::Denied
+        );
     })
     .await;
 }
@@ -103,8 +107,12 @@ async fn a_start_is_granted_once_and_confirmed_again() {
         run.timeout = Some(Duration::from_secs(60));
         let run = t.store.run_create(run, None, enqueue()).await.unwrap().run_id;
         let claimed = claim(&t, "a1", 2).await;
-        let ask = |n: usize, name| t.store.job_start(claimed[n].job_ref, agent(name));
+        let ask = |n: usize, name| t.store.job_start(claimed[n].job_ref, agent(name), Default::default());
         assert_eq!(ask(0, "a2").await.unwrap(), StartVerdict::Denied);
+        let withdrawn = CancellationToken::new();
+        withdrawn.cancel();
+        let late = t.store.job_start(claimed[0].job_ref, agent("a1"), withdrawn).await;
+        assert_eq!(late.unwrap(), StartVerdict::Denied, "nobody hears the answer");
         assert_eq!(ask(0, "a1").await.unwrap(), StartVerdict::Granted { run_started: true });
         assert_eq!(ask(0, "a1").await.unwrap(), StartVerdict::AlreadyGranted);
         assert_eq!(ask(1, "a1").await.unwrap(), StartVerdict::Granted { run_started: false });

@@ -267,7 +267,7 @@ async fn acceptance_20_a_hundred_runs_on_two_coordinators_are_never_active_toget
                 spread(stores[n], &enqueue()).await;
                 for job in claim_on(stores[n], &format!("a{n}")).await {
                     let (me, job_ref) = (job.agent_id.clone(), job.job_ref);
-                    stores[n].job_start(job_ref, me).await.unwrap();
+                    stores[n].job_start(job_ref, me, Default::default()).await.unwrap();
                     taken.push(job.job.run_id);
                     // The end is told to the other node every other time.
                     let teller = stores[(n + taken.len()) % 2];
