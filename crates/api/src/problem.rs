@@ -92,6 +92,8 @@ codes! {
     VersionMismatch = "version.mismatch", 412, "Changed in between";
     /// It existed and is no longer kept.
     Gone = "gone", 410, "No longer kept";
+    /// Too many deliveries at once.
+    IngestBusy = "ingest.busy", 429, "Too many deliveries";
     /// Too many topics or streams.
     StreamLimit = "stream.limit", 429, "Too many subscriptions";
     /// A dependency (database, disk, object storage) does not answer.

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody as _};
 use axum::extract::{ConnectInfo, Path, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
@@ -12,21 +13,31 @@ use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use kici_api::problem::{Code, Problem};
 use kici_api::server::RequestId;
-use kici_events::{Call, Inbox, Refusal, Route};
+use kici_events::{Call, Inbox, Refusal, Route, body_limit};
 use kici_forge::Headers;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use crate::adapters::Node;
 
 /// A sender comes back after this long when there is no space, in seconds.
 const FULL_RETRY_S: u32 = 30;
 
+/// Bodies in memory that nobody has verified yet, in KiB: a full-sized one and many usual ones.
+const UNVERIFIED_KIB: u32 = 96 * 1024;
+/// How long a call waits for its share of them.
+const SHARE_WAIT: Duration = Duration::from_secs(3);
+/// How long a body may take to come.
+const BODY_WAIT: Duration = Duration::from_secs(30);
+
 /// What the routes need.
 #[derive(Clone)]
 pub(crate) struct Intake {
-    pub(crate) inbox: Arc<Inbox>,
-    pub(crate) node: Arc<Node>,
-    pub(crate) max_body_bytes: usize,
+    inbox: Arc<Inbox>,
+    node: Arc<Node>,
+    max_body_bytes: usize,
+    /// Of [`UNVERIFIED_KIB`].
+    share: Arc<Semaphore>,
 }
 
 /// The routes; request ids are made by the layer around them.
@@ -62,6 +73,10 @@ async fn named(
 }
 
 impl Intake {
+    pub(crate) fn new(inbox: Arc<Inbox>, node: Arc<Node>, max_body_bytes: usize) -> Self {
+        Self { inbox, node, max_body_bytes, share: Arc::new(Semaphore::new(UNVERIFIED_KIB as usize)) }
+    }
+
     async fn take(
         &self,
         route: Route,
@@ -75,22 +90,47 @@ impl Intake {
             let detail = format!("there is no space for deliveries: {problem}; free some and send it again");
             return Err(Problem::unavailable(detail, FULL_RETRY_S));
         }
-        let body = match Limited::new(body, self.max_body_bytes).collect().await {
-            Ok(body) => body.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => {
-                let detail = format!("the body is larger than {} bytes (ingest.max_body_bytes)", self.max_body_bytes);
-                return Err(Problem::new(Code::RequestTooLarge, detail));
+        let source = self.inbox.source(&route).await.map_err(refused)?;
+        let own = body_limit(&source);
+        let limit = self.max_body_bytes.min(own);
+        let announced = body.size_hint().upper().unwrap_or(limit as u64);
+        if announced > limit as u64 {
+            // A sender that is cut off while it sends does not see the answer.
+            let mut rest = Limited::new(body, self.max_body_bytes);
+            let read = async { while let Some(Ok(_)) = rest.frame().await {} };
+            let _ = tokio::time::timeout(BODY_WAIT, read).await;
+            return Err(self.too_large(own));
+        }
+        // Whoever sends slowly holds his share for as long, and no more memory than that.
+        let kib = u32::try_from(announced.div_ceil(1024)).unwrap_or(u32::MAX).clamp(1, UNVERIFIED_KIB);
+        let share = tokio::time::timeout(SHARE_WAIT, self.share.acquire_many(kib)).await;
+        let Ok(Ok(_share)) = share else { return Err(refused(Refusal::Busy { stored: false })) };
+        let body = match tokio::time::timeout(BODY_WAIT, Limited::new(body, limit).collect()).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(self.too_large(own)),
+            Ok(Err(_)) => {
+                let detail = "the body ended before it was complete; send it again";
+                return Err(Problem::new(Code::RequestInvalid, detail));
             }
             Err(_) => {
-                let detail = "the body ended before it was complete; send it again";
+                let detail = format!("the body did not come within {} s; send it again", BODY_WAIT.as_secs());
                 return Err(Problem::new(Code::RequestInvalid, detail));
             }
         };
         let headers = Headers::from(headers);
         let call = Call { route, headers, remote: Some(peer.ip()), body, request_id };
-        let accepted = self.inbox.accept(call).await.map_err(refused)?;
+        let accepted = self.inbox.accept_for(source, call).await.map_err(refused)?;
         let document = json!({"delivery_id": accepted.id, "duplicate": accepted.duplicate});
         Ok((StatusCode::ACCEPTED, Json(document)).into_response())
+    }
+
+    /// `own` is the limit of the source.
+    fn too_large(&self, own: usize) -> Problem {
+        if own < self.max_body_bytes {
+            return refused(Refusal::TooLarge { limit: own });
+        }
+        let detail = format!("the body is larger than {} bytes (ingest.max_body_bytes)", self.max_body_bytes);
+        Problem::new(Code::RequestTooLarge, detail)
     }
 }
 
@@ -98,16 +138,13 @@ fn refused(refusal: Refusal) -> Problem {
     let detail = refusal.to_string();
     match refusal {
         Refusal::UnknownSource => Problem::new(Code::NotFound, detail),
-        Refusal::BadSignature => {
-            metrics::counter!("kici_orch_webhook_signature_failures_total").increment(1);
-            Problem::new(Code::AuthInvalid, detail)
-        }
+        Refusal::BadSignature => Problem::new(Code::AuthInvalid, detail),
         Refusal::Misconfigured(_) => {
             tracing::error!(detail, "a source cannot take deliveries");
             Problem::new(Code::Internal, detail)
         }
         Refusal::TooLarge { .. } => Problem::new(Code::RequestTooLarge, detail),
-        Refusal::Busy { .. } => Problem { retry_after_s: Some(5), ..Problem::new(Code::StreamLimit, detail) },
+        Refusal::Busy { .. } => Problem { retry_after_s: Some(5), ..Problem::new(Code::IngestBusy, detail) },
         Refusal::Unavailable(error) => {
             tracing::error!(%error, "a delivery cannot be stored");
             Problem::unavailable("the delivery cannot be stored now; send it again", 10)

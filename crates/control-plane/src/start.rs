@@ -171,8 +171,7 @@ impl Orchestrator {
             .map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
         let listening = CancellationToken::new();
         let gateway = Gateway { dispatcher: dispatcher.clone(), bus, logs, broker, tasks: tasks.clone() };
-        let intake =
-            Intake { inbox: parts.inbox, node: parts.node.clone(), max_body_bytes: config.ingest.max_body_bytes };
+        let intake = Intake::new(parts.inbox, parts.node.clone(), config.ingest.max_body_bytes);
         let halves = halves(parts.ports, intake, &around, gateway);
         let server = tasks.spawn(serve(listener, halves, listening.clone(), config.shutdown_grace));
         tasks.spawn(parts.worker.run(parts.work, stop.clone(), tasks.clone()));

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kici_engine::ids::{DeliveryRowId, InstanceId};
@@ -19,9 +20,10 @@ use crate::admission::{Admission, Shed};
 use crate::planner::Work;
 use crate::sources::{OpenSource, SourceBook};
 
-/// Overflow deliveries stored at the same time; more are turned away without being stored, so that the overflow itself
-/// cannot pile up.
+/// Overflow deliveries stored at the same time.
 const OVERFLOW_WRITES: usize = 16;
+/// What waits longer to be stored as overflow is turned away without that, so that the overflow itself cannot pile up.
+const OVERFLOW_WAIT: Duration = Duration::from_secs(1);
 /// Bodies up to this size go to the worker in memory; larger ones are read back from the database.
 const INLINE_BODY: usize = 64 * 1024;
 
@@ -133,16 +135,27 @@ impl Inbox {
     /// [`Refusal`]; then nothing was stored.
     pub async fn accept(&self, call: Call) -> Result<Accepted, Refusal> {
         let source = self.source(&call.route).await?;
-        let limit = body_limit(&source.source.config);
+        self.accept_for(source, call).await
+    }
+
+    /// Verifies and stores a call whose source was looked up before its body was read.
+    ///
+    /// # Errors
+    /// [`Refusal`]; then nothing was stored.
+    pub async fn accept_for(&self, source: Arc<OpenSource>, call: Call) -> Result<Accepted, Refusal> {
+        let limit = body_limit(&source);
         if call.body.len() > limit {
             return Err(Refusal::TooLarge { limit });
         }
+        let source_name = source.source.name.clone();
         match verify(&source.source, &source.secrets.webhook, &call.headers, call.remote, &call.body) {
             Verified::Ok => {}
-            Verified::BadSignature => return Err(Refusal::BadSignature),
-            Verified::Misconfigured(problem) => return Err(Refusal::Misconfigured(problem)),
+            Verified::BadSignature => {
+                metrics::counter!("kici_orch_webhook_signature_failures_total", "source" => source_name).increment(1);
+                return Err(Refusal::BadSignature);
+            }
+            Verified::Misconfigured(problem) => return Err(misconfigured(problem)),
         }
-        let source_name = source.source.name.clone();
         metrics::counter!("kici_orch_webhooks_received_total", "source" => source_name).increment(1);
         match self.admission.enter(&source.source.org).await {
             Ok(_turn) => self.keep(call, source).await,
@@ -153,7 +166,9 @@ impl Inbox {
     /// Keeps a call that got no turn as overflow, if there is room.
     async fn put_off(&self, call: Call, source: &OpenSource, shed: Shed) -> Result<Accepted, Refusal> {
         metrics::counter!("kici_orch_ingest_shed_total", "reason" => shed.as_str()).increment(1);
-        let Ok(_write) = self.overflow.try_acquire() else { return Err(Refusal::Busy { stored: false }) };
+        let Ok(Ok(_write)) = tokio::time::timeout(OVERFLOW_WAIT, self.overflow.acquire()).await else {
+            return Err(Refusal::Busy { stored: false });
+        };
         let (new, _) = self.row(&call, source, &event_name(&source.source, &call.headers, &call.body));
         match self.store.delivery_shed(new, self.overflow_rows).await? {
             DeliveryShed::Known { id } => Ok(Accepted { id, duplicate: true }),
@@ -177,13 +192,17 @@ impl Inbox {
         self.keep(call, source).await
     }
 
-    async fn source(&self, route: &Route) -> Result<Arc<OpenSource>, Refusal> {
+    /// The source that a call is for.
+    ///
+    /// # Errors
+    /// [`Refusal`] when there is none that takes calls.
+    pub async fn source(&self, route: &Route) -> Result<Arc<OpenSource>, Refusal> {
         let stored = match route {
             Route::Github { app } => self.store.source_by_routing_key(format!("github:{app}")).await?,
             Route::Named { org, source } => self.store.source_get(org.clone(), source.clone()).await?,
         };
         let stored = stored.filter(|source| source.enabled).ok_or(Refusal::UnknownSource)?;
-        let open = self.sources.open(&stored).map_err(|error| Refusal::Misconfigured(error.to_string()))?;
+        let open = self.sources.open(&stored).map_err(|error| misconfigured(error.to_string()))?;
         Ok(Arc::new(open))
     }
 
@@ -245,8 +264,14 @@ impl Inbox {
     }
 }
 
-fn body_limit(config: &SourceConfig) -> usize {
-    match config {
+fn misconfigured(problem: String) -> Refusal {
+    metrics::counter!("kici_orch_webhook_pipeline_failures_total", "phase" => "source").increment(1);
+    Refusal::Misconfigured(problem)
+}
+
+/// Longest body that a source takes, in bytes.
+pub fn body_limit(source: &OpenSource) -> usize {
+    match &source.source.config {
         SourceConfig::Generic(generic) => usize::try_from(generic.max_payload_bytes).unwrap_or(usize::MAX),
         // The listener's own limit applies.
         SourceConfig::Github(_) | SourceConfig::Local(_) => usize::MAX,

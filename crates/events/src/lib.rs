@@ -26,7 +26,7 @@ pub use bus::{
     Schedules, allows_name,
 };
 pub use gaps::GapRepair;
-pub use inbox::{Accepted, Call, Inbox, Refusal, Route};
+pub use inbox::{Accepted, Call, Inbox, Refusal, Route, body_limit};
 pub use manual::{Manual, ManualError};
 pub use planner::{Planner, PlannerConfig, Retry, Work};
 pub use sources::{OpenSource, SourceBook, SourceError, typed};

@@ -159,7 +159,7 @@ impl Worker {
                 let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return false };
                 let (worker, stop) = (Arc::clone(self), stop.clone());
                 tasks.spawn(async move {
-                    worker.process_stored(delivery, &stop).await;
+                    worker.attempt(delivery, &stop).await;
                     drop(slot);
                 });
             }
@@ -185,7 +185,8 @@ impl Worker {
         drained.claimed
     }
 
-    async fn process_stored(&self, delivery: Delivery, stop: &CancellationToken) {
+    /// Processes a claimed delivery, and writes what comes of it: done, again later, or dead.
+    pub async fn attempt(&self, delivery: Delivery, stop: &CancellationToken) {
         let id = delivery.id;
         match self.load(&delivery).await {
             Ok(Ok((work, source))) => self.process(work, &source, stop).await,

@@ -22,3 +22,4 @@ mod sessions;
 mod stack;
 mod surroundings;
 mod turns;
+mod verbs;

@@ -85,6 +85,8 @@ pub struct Stack {
     pub address: String,
     pub client: Client,
     pub http: reqwest::Client,
+    /// Further variables of the orchestrator.
+    pub variables: Vec<(&'static str, &'static str)>,
 }
 
 /// A program that was built beside this one.
@@ -132,13 +134,15 @@ impl Stack {
         fs::create_dir(dir.path().join("repos")).unwrap();
         let http = reqwest::Client::new();
         let client = connect("127.0.0.1:1", None);
-        Self { orchestrator: None, mounts: Vec::new(), dir, database, address: String::new(), client, http }
+        let (mounts, variables) = (Vec::new(), Vec::new());
+        Self { orchestrator: None, mounts, dir, database, address: String::new(), client, http, variables }
     }
 
-    /// Puts a small file system at `name`; false where this process may not mount.
+    /// Puts a small file system at `name`; false where this process may not mount, which only people without root put up with.
     pub fn mount(&mut self, name: &str, mib: u32) -> bool {
         let mount = Tmpfs::mount(&self.dir.path().join(name), mib);
         let mounted = mount.is_some();
+        assert!(mounted || kici_sys::host::uid() != 0, "root may not mount a tmpfs here");
         self.mounts.extend(mount);
         mounted
     }
@@ -165,6 +169,7 @@ impl Stack {
             .env("KICI_SERVER_LISTEN", listen)
             .env("KICI_SOURCES_LOCAL_PATHS", self.dir.path().join("repos"))
             .env("KICI_STARTUP_BACKOFF_MS", "0")
+            .envs(self.variables.iter().copied())
             .stdout(log_file(&self.dir.path().join("orchestrator.log")))
             .stderr(log_file(&self.dir.path().join("orchestrator.log")));
         if let Some(url) = &self.database {

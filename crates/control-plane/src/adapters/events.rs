@@ -14,7 +14,7 @@ use kici_api::ports::{Answer, Caller, Events};
 use kici_api::problem::{Code, Problem};
 use kici_engine::ids::{DeliveryRowId, EventId, SourceId};
 use kici_store::Store;
-use kici_store::model::{self, DeliveryInserted, DeliveryOutcome, DeliveryStatus, EventStatus, NewDelivery};
+use kici_store::model::{self, DeliveryInserted, DeliveryStatus, EventStatus, NewDelivery};
 
 use super::{DEFAULT_ORG, fault, views};
 use crate::payloads::Payloads;
@@ -201,10 +201,7 @@ impl Events for EventBook {
     }
 
     async fn dlq_count(&self, _caller: &Caller) -> Answer<u64> {
-        let deliveries = self.store.delivery_counts().await.map_err(fault::store)?;
-        let events = self.store.event_counts().await.map_err(fault::store)?;
-        let dead = |count: Option<&u64>| count.copied().unwrap_or(0);
-        Ok(dead(deliveries.get(&DeliveryStatus::Dead)) + dead(events.get(&EventStatus::Dead)))
+        self.store.dead_letters().await.map_err(fault::store)
     }
 
     async fn dlq_retry(&self, caller: &Caller, id: LetterId) -> Answer<LetterRetried> {
@@ -219,7 +216,7 @@ impl Events for EventBook {
             }
         };
         if !opened {
-            return Err(Problem::new(Code::Conflict, format!("{id} is being processed")));
+            return Err(Problem::new(Code::NotDeadLetter, format!("{id} is no dead letter any more")));
         }
         self.live.publish(Change::Dlq {});
         Ok(LetterRetried { id })
@@ -229,11 +226,9 @@ impl Events for EventBook {
         let note = format!("discarded by {}: {}", caller.actor, reason.chars().take(500).collect::<String>());
         match id {
             LetterId::Delivery(id) => {
-                let row = self.dead(caller, id).await?;
-                let outcome = DeliveryOutcome { status: DeliveryStatus::Failed, error: row.error, note: Some(note) };
-                // A dead row is finished; it is opened and closed again in the new state.
-                if self.store.delivery_reopen(id).await.map_err(fault::store)? {
-                    self.store.delivery_finish(id, outcome).await.map_err(fault::store)?;
+                self.dead(caller, id).await?;
+                if !self.store.delivery_discard(id, note).await.map_err(fault::store)? {
+                    return Err(Problem::new(Code::Conflict, format!("delivery {id} is being processed")));
                 }
             }
             LetterId::Event(id) => {

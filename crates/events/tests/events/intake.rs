@@ -1,33 +1,44 @@
 //! What is stored, and what is not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kici_events::Refusal;
 use kici_forge::Headers;
+use kici_forge::testing::Fault;
 use kici_store::model::{DeliveryFilter, DeliveryOutcome, DeliveryStatus, Page};
-use kici_store::testing::TestStore;
+use kici_store::testing::{TestStore, instance};
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::world::{OVERFLOW_ROWS, World, activate, call, private_key, push, work};
 
+/// Age at which a claim is void.
+const CLAIM: Duration = Duration::from_secs(900);
+
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_delivery_posted_50_times_at_once_is_one_row_and_one_run() {
+async fn acceptance_1_the_same_delivery_posted_50_times_at_once_is_one_row_and_one_run() {
     TestStore::each(|test| async move {
         let mut world = World::new(test).await;
         world.github_source(private_key()).await;
         world.repository(&[(".kici/workflows/a.yaml", "on: push\njobs: { a: { runs_on: default, run: x } }\n")]);
-        let calls = (0..50).map(|_| {
-            let inbox = Arc::clone(&world.inbox);
+        let (other, mut others_work) = world.second_inbox().await;
+        let calls = (0..50).map(|n| {
+            let inbox = Arc::clone(if n % 2 == 0 { &world.inbox } else { &other });
             async move { inbox.accept(call("push", "same", &push())).await.unwrap() }
         });
         let answers = futures::future::join_all(calls).await;
         assert_eq!(answers.iter().filter(|accepted| accepted.duplicate).count(), 49);
         assert!(answers.iter().all(|accepted| accepted.id == answers[0].id));
-        let (_, processed) = world.settle().await;
-        assert_eq!(processed.runs.len(), 1);
-        assert!(world.work.try_recv().is_err());
+        let (work, source) = tokio::select! {
+            mine = world.work.recv() => mine.unwrap(),
+            others = others_work.recv() => others.unwrap(),
+        };
+        let done = world.planner.process(&work, &source).await.unwrap();
+        let processed = world.test.store.delivery_process(done, activate()).await.unwrap();
+        assert_eq!((processed.runs.len(), world.runs().await.len()), (1, 1));
+        assert!(world.work.try_recv().is_err() && others_work.try_recv().is_err());
     })
     .await;
 }
@@ -139,4 +150,54 @@ async fn a_burst_over_the_limits_loses_nothing_that_was_kept() {
         assert_eq!(counts, [(DeliveryStatus::Processed, kept)].into());
     })
     .await;
+}
+
+/// R6: an attempt that fails is repeated later, after the fifth the delivery is dead, and a person can give it a new life.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_cannot_be_processed_is_tried_five_times_and_dies() {
+    for (faults, dies) in [(4, false), (5, true)] {
+        TestStore::each(|test| async move {
+            let mut world = World::new(test).await;
+            world.github_source(private_key()).await;
+            world.repository(&[(".kici/workflows/a.yaml", "on: push\njobs: { a: { runs_on: default, run: x } }\n")]);
+            let id = world.inbox.accept(call("push", "d1", &push())).await.unwrap().id;
+            // As when the process that took it in has died.
+            drop(world.work.recv().await.unwrap());
+            let store = world.test.store.clone();
+            store.delivery_claims_release(vec![instance("node-1")]).await.unwrap();
+            let (told, mut processed) = tokio::sync::mpsc::unbounded_channel();
+            let (worker, stop) = (world.worker(told), CancellationToken::new());
+            for attempt in 1..=5 {
+                if attempt <= faults {
+                    // Longer than anybody waits within one attempt.
+                    let headers = vec![("retry-after", "600".to_owned())];
+                    let fault = Fault { call: "/repos/acme/app/".to_owned(), status: 429, headers };
+                    world.github.state().faults.push_back(fault);
+                }
+                let mut due = store.delivery_claim(10, CLAIM).await.unwrap();
+                assert_eq!(due.len(), 1, "attempt {attempt} of {faults}");
+                worker.attempt(due.remove(0), &stop).await;
+                assert!(store.delivery_claim(10, CLAIM).await.unwrap().is_empty(), "the next one is not due yet");
+                world.test.clock.advance(Duration::from_secs(301));
+            }
+            if dies {
+                let dead = store.delivery_get(id).await.unwrap().unwrap();
+                assert_eq!(
+                    (dead.status, dead.note.as_deref()),
+                    (DeliveryStatus::Dead, Some("gave up after 5 attempts"))
+                );
+                assert!(dead.error.is_some() && processed.try_recv().is_err());
+                assert!(store.delivery_claim(10, CLAIM).await.unwrap().is_empty(), "dead is dead");
+                assert!(store.delivery_bodies_finished(5).await.unwrap().is_empty(), "a retry needs the body");
+                assert!(store.delivery_reopen(id).await.unwrap());
+                assert!(!store.delivery_reopen(id).await.unwrap(), "it is not dead any more");
+                worker.attempt(store.delivery_claim(10, CLAIM).await.unwrap().remove(0), &stop).await;
+            }
+            processed.try_recv().expect("processed");
+            let done = store.delivery_get(id).await.unwrap().unwrap();
+            assert_eq!((done.status, world.runs().await.len()), (DeliveryStatus::Processed, 1));
+            assert!(!store.delivery_discard(id, "x".to_owned()).await.unwrap(), "it is not dead");
+        })
+        .await;
+    }
 }

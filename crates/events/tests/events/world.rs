@@ -14,6 +14,7 @@ use kici_events::{
 use kici_forge::testing::{FakeGithub, FakeRepo, PRIVATE_KEY};
 use kici_forge::verify::sign;
 use kici_forge::{Forge, ForgeError, Forges, Headers, Source, SourceSecrets};
+use kici_store::Store;
 use kici_store::model::{
     Activate, Activation, Delivery, NewSource, Page, Processed, QueueEntry, ReadyJob, Registration, Run, SourceKind,
 };
@@ -81,6 +82,25 @@ impl RunsCreated for Created {
     fn created(&self, _: &Processed, _: &str) {}
 }
 
+fn inbox(
+    store: Store,
+    sources: SourceBook,
+    node: &str,
+    clock: Arc<dyn Clock>,
+    turns: usize,
+) -> (Arc<Inbox>, mpsc::Receiver<(Work, Arc<OpenSource>)>) {
+    let (sender, work) = mpsc::channel(100);
+    let admission = Arc::new(Admission::new(AdmissionConfig {
+        max_in_flight: turns,
+        per_org: turns,
+        queue_depth: 0,
+        queue_wait: Duration::ZERO,
+        max_lag: Duration::MAX,
+    }));
+    let inbox = Inbox::new(store, sources, instance(node), clock, admission, OVERFLOW_ROWS, sender);
+    (Arc::new(inbox), work)
+}
+
 pub struct World {
     pub test: TestStore,
     pub github: FakeGithub,
@@ -110,17 +130,17 @@ impl World {
         };
         let planner = Planner::new(test.store.clone(), sources.clone(), clock.clone(), Arc::new(TestIds), config);
         let planner = Arc::new(planner);
-        let (sender, work) = mpsc::channel(100);
-        let admission = Arc::new(Admission::new(AdmissionConfig {
-            max_in_flight: turns,
-            per_org: turns,
-            queue_depth: 0,
-            queue_wait: Duration::ZERO,
-            max_lag: Duration::MAX,
-        }));
-        let node = instance("node-1");
-        let inbox = Inbox::new(test.store.clone(), sources.clone(), node, clock, admission, OVERFLOW_ROWS, sender);
-        Self { test, github, sources, planner, inbox: Arc::new(inbox), work }
+        let (inbox, work) = inbox(test.store.clone(), sources.clone(), "node-1", clock, turns);
+        Self { test, github, sources, planner, inbox, work }
+    }
+
+    /// The inbox of a second node, and what it hands to its worker. SQLite has one node only.
+    pub async fn second_inbox(&self) -> (Arc<Inbox>, mpsc::Receiver<(Work, Arc<OpenSource>)>) {
+        let store = match self.test.store.backend() {
+            "postgres" => self.test.sibling("node-2").await,
+            _ => self.test.store.clone(),
+        };
+        inbox(store, self.sources.clone(), "node-2", self.test.clock.clone(), 100)
     }
 
     /// A source named `gh` for the App 7.
@@ -240,6 +260,19 @@ impl World {
         EventWorker::new(self.test.store.clone(), self.planner.clone(), self.test.clock.clone(), created, config)
     }
 
+    /// A worker of deliveries that tells of each it has processed.
+    pub fn worker(&self, told: mpsc::UnboundedSender<()>) -> Arc<Worker> {
+        let config = WorkerConfig {
+            workers: 4,
+            claim_timeout: Duration::from_secs(900),
+            max_attempts: 5,
+            overflow_age: Duration::from_secs(900),
+        };
+        let clock: Arc<dyn Clock> = self.test.clock.clone();
+        let created = Arc::new(Told(told));
+        Worker::new(self.test.store.clone(), self.sources.clone(), self.planner.clone(), clock, created, config)
+    }
+
     /// All runs, oldest first.
     pub async fn runs(&self) -> Vec<Run> {
         let page = Page { limit: 200, after: None };
@@ -257,7 +290,6 @@ impl World {
     }
 }
 
-/// A signed call of the App 7.
 /// Tells of each processed delivery.
 struct Told(mpsc::UnboundedSender<()>);
 
@@ -274,15 +306,8 @@ impl RunsCreated for Told {
 /// Lets a worker process what the world took in; the channel tells of each delivery that is done.
 pub fn work(world: World, stop: &CancellationToken, tasks: &TaskTracker) -> mpsc::UnboundedReceiver<()> {
     let (told, done) = mpsc::unbounded_channel();
-    let World { test, github, sources, planner, inbox, work } = world;
-    let config = WorkerConfig {
-        workers: 4,
-        claim_timeout: Duration::from_secs(900),
-        max_attempts: 1,
-        overflow_age: Duration::from_secs(900),
-    };
-    let clock: Arc<dyn Clock> = test.clock.clone();
-    let worker = Worker::new(test.store.clone(), sources, planner, clock, Arc::new(Told(told)), config);
+    let worker = world.worker(told);
+    let World { test, github, inbox, work, .. } = world;
     let (running, stop) = (tasks.clone(), stop.clone());
     tasks.spawn(async move {
         worker.run(work, stop, running).await;
@@ -291,6 +316,7 @@ pub fn work(world: World, stop: &CancellationToken, tasks: &TaskTracker) -> mpsc
     done
 }
 
+/// A signed call of the App 7.
 pub fn call(event: &str, id: &str, body: &Json) -> Call {
     let body = serde_json::to_vec(body).unwrap();
     Call {
