@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::check::CheckMode;
 use crate::hosts::Fanout;
-use crate::lock::{Composite, Group, Hooks, Step, Value};
+use crate::lock::{Composite, Container, Group, Hooks, Resources, Service, Step, Value};
 
 /// The `spec_json` of a `JobOffer`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,15 @@ pub struct JobSpec {
     /// How the run ended, for the job of a workflow's hooks: `success`, `failed` or `cancelled`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
+    /// The container of its steps, rendered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+    /// Containers beside it, rendered, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<String, Service>,
+    /// What it may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
     /// Templates of the job's outputs.
     pub outputs: BTreeMap<String, Value>,
     /// Its place in a fan-out over hosts; `KICI_FANOUT_*` in its steps.

@@ -12,10 +12,15 @@ use serde::{Deserialize, Serialize};
 use crate::hosts::{HostSelector, OnUnreachable};
 use crate::state::{FailureClass, JobStatus};
 
+mod container;
 mod git;
 mod step;
 mod trigger;
 
+pub use container::{
+    Amounts, Container, ContainerOptions, HARMLESS_CAPABILITIES, Health, MAX_PORTS, MAX_SERVICES, Port, Pull,
+    RegistryCredentials, Resources, Service, is_image, service_variable,
+};
 pub use git::{CredentialMaterial, GitAccess, GitCredentials, MAX_NAMED, Material, NamedCredential};
 pub use step::{
     Action, Backoff, Check, Composite, Emit, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB,
@@ -213,6 +218,15 @@ pub struct Job {
     /// The git credentials of its steps; absent is the default of [`GitCredentials`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub git_credentials: Option<GitCredentials>,
+    /// The container of its steps; absent: they run on the agent's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+    /// Containers beside it, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<String, Service>,
+    /// What it needs and may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
     /// Named results for the jobs that need this one; templates over `steps`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, Value>,
@@ -265,6 +279,9 @@ impl Job {
             env: BTreeMap::new(),
             checkout: Checkout::default(),
             git_credentials: None,
+            container: None,
+            services: BTreeMap::new(),
+            resources: None,
             outputs: BTreeMap::new(),
             timeout_ms: None,
             grace_period_ms: None,

@@ -18,6 +18,7 @@ use crate::matrix::{self, Variant};
 use crate::state::{FailureReason, JobStatus};
 
 mod activate;
+mod containers;
 mod context;
 
 use activate::broken_rules;

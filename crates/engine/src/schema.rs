@@ -5,6 +5,7 @@ use serde_json::{Value as Json, json};
 
 use crate::compile::keys::{self, KeySet};
 
+mod containers;
 mod on;
 
 /// Where the published schema says it lives.
@@ -43,6 +44,7 @@ fn definitions() -> Json {
         "template": {"type": ["string", "number", "boolean"], "description": "Text, may hold ${{ expression }}"},
         "condition": {"type": ["string", "boolean"], "description": "A CEL expression without ${{ }}"},
         "duration": {"type": "string", "pattern": "^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?$", "examples": ["90s", "30m", "1h30m"]},
+        "size": {"type": "string", "pattern": "^[0-9]+([KMGT]i)?B$", "examples": ["512MiB", "4GiB"]},
         "strings": {"anyOf": [{"$ref": "#/$defs/scalar"}, {"type": "array", "items": {"$ref": "#/$defs/scalar"}}]},
         "env": {
             "type": "object",
@@ -96,6 +98,7 @@ fn definitions() -> Json {
         ]},
         "step": {"anyOf": [{"type": "string"}, step()]},
         "script": {"type": ["string", "boolean", "number"]},
+        "container": containers::container(),
         "rules": {"type": "array", "items": object(&keys::RULE, &["if"], |key| match key {
             "if" => reference("condition", "Must hold"),
             _ => json!({"type": "string", "description": "What it asks for; shown when it does not hold"}),
@@ -152,6 +155,7 @@ fn defaults_key(key: &str) -> Json {
         "shell" => reference("shell", "Runs the scripts"),
         "working_directory" => reference("template", "Below the workspace"),
         "timeout" => reference("duration", "Limit of each job and each step"),
+        "container" => reference("container", "The container of each job"),
         _ => reference("env", "Environment of every job"),
     }
 }
@@ -222,6 +226,9 @@ fn job_key(key: &str) -> Json {
             })],
         }),
         "git_credentials" => git_credentials(),
+        "container" => reference("container", "The container of its steps"),
+        "services" => containers::services(),
+        "resources" => containers::resources(),
         "run" => json!({"type": "string", "description": "One script, instead of steps"}),
         _ => json!({
             "type": "array",

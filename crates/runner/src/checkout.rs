@@ -9,7 +9,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kici_engine::time::Clock;
-use kici_sys::process::{Pipes, Spawn, Tree};
+use kici_sys::process::Spawn;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 
@@ -18,6 +18,7 @@ use crate::mask::Masker;
 use crate::spool::StepLog;
 use crate::steps::environment::{Variables, to_os};
 use crate::steps::exec::{Bounds, Ended, Output, follow};
+use crate::steps::tree::{Pipes, Tree};
 use crate::stop::{Stop, stopped};
 use ssh::{KeyFiles, SshKey};
 

@@ -1,6 +1,7 @@
 //! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
 //! reported.
 
+mod contained;
 mod dir;
 
 use std::any::Any;
@@ -9,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,7 +20,7 @@ use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::{AgentFrame, Evidence, JobOffer, JobUpdate, StepUpdate, agent_frame};
-use kici_sys::process::{Pipes, ProcessId, Spawn, Tree};
+use kici_sys::process::{ProcessId, Spawn};
 use secrecy::SecretString;
 use serde_json::Value as Json;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -28,6 +29,7 @@ use tokio::time::Instant;
 use crate::checkout::{Checkout, CheckoutError, Source};
 use crate::config::Config;
 use crate::confine::{Host, JobConfinement};
+use crate::container::{self, Entered, Inside, Wanted};
 use crate::credentials::{Access, JobServices, Opening, Remote};
 use crate::journal::Journal;
 use crate::key::{JobKey, checkout_key, step_file_name};
@@ -36,6 +38,7 @@ use crate::ports::{Emission, Emitted, Reporter, StepReport};
 use crate::session::Session;
 use crate::spool::Spool;
 use crate::steps::environment::{DEFAULT_PATH, job_facing};
+use crate::steps::tree::{Pipes, Tree};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
 pub use dir::{LOCK, lock, remove, remove_now};
@@ -113,6 +116,10 @@ pub struct Ctx {
     pub running: Mutex<BTreeMap<String, Ts>>,
     /// What its steps started, to be ended where nothing else can.
     pub trees: Mutex<Vec<ProcessId>>,
+    /// What it asks for of the container engine.
+    pub wanted: Option<Wanted>,
+    /// The container of its steps, once it runs.
+    pub inside: OnceLock<Arc<Inside>>,
     /// Opens its socket.
     pub services: Arc<dyn JobServices>,
     /// Where its credentials come from.
@@ -122,7 +129,7 @@ pub struct Ctx {
 /// Runs one job from its offer to its end.
 pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     let dir = ctx.config.work_dir.join(ctx.key.file_name());
-    let (_lock, confine) = match accept(&ctx, &offer, &dir).await {
+    let (_lock, confine) = match accept(&ctx, &offer, &spec, &dir).await {
         Ok(accepted) => accepted,
         Err(message) => {
             remove(&dir).await;
@@ -153,6 +160,7 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         }
     };
     let outcome = ctx.leave(outcome, confine.ok()).await;
+    let failed = outcome.status == JobStatus::Failed;
     ctx.spool.close();
     if outcome.abandoned {
         ctx.tell(JobEvent::Dropped).await;
@@ -166,6 +174,7 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         // After the result, which nothing may hold up: tokens of a job that is over are ended in its name too.
         access.close().await;
     }
+    ctx.clean(failed).await;
     remove(&dir).await;
     ctx.tell(JobEvent::Cleaned).await;
 }
@@ -174,17 +183,19 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
 async fn accept(
     ctx: &Ctx,
     offer: &JobOffer,
+    spec: &JobSpec,
     dir: &Path,
 ) -> Result<(File, Result<Arc<JobConfinement>, String>), String> {
     let (journal, key, at) = (Arc::clone(&ctx.journal), ctx.key, ctx.clock.now());
     let (workflow, name) = (offer.workflow.clone(), offer.job_name.clone());
     let written = tokio::task::spawn_blocking(move || journal.accepted(key, &workflow, &name, at));
     let (host, dirs) = (Arc::clone(&ctx.host), dir.to_owned());
+    let limits = container::limits(&ctx.config.isolation.limits, spec.resources.as_ref());
     let made = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(dirs.join("workspace"))?;
         std::fs::create_dir_all(dirs.join("scratch"))?;
         let lock = lock(&dirs)?;
-        Ok::<_, io::Error>((lock, host.job(&key.file_name(), &dirs).map(Arc::new)))
+        Ok::<_, io::Error>((lock, host.job(&key.file_name(), &dirs, &limits).map(Arc::new)))
     });
     let (written, made) = tokio::join!(written, made);
     let said = |error: &dyn std::fmt::Display| format!("the job cannot be written down: {error}");
@@ -228,20 +239,37 @@ impl Ctx {
     async fn access(&self, dir: &Path, offer: &JobOffer) -> Result<Option<Access>, String> {
         let opening = |socket_dir, git| Opening {
             dir: socket_dir,
-            uid: self.config.isolation.user.as_ref().map_or_else(kici_sys::host::uid, |user| user.uid),
+            // From a container it is reached through this program.
+            uid: match &self.config.isolation.user {
+                Some(user) if !self.has_container() => user.uid,
+                _ => kici_sys::host::uid(),
+            },
             git,
             remote: Arc::clone(&self.remote),
             masker: Arc::clone(&self.masker),
             clock: Arc::clone(&self.clock),
         };
-        let opened = Access::open(&*self.services, &self.config, self.key, offer.git.clone(), dir, opening).await;
+        let opened = Access::open(
+            &*self.services,
+            &self.config,
+            self.key,
+            offer.git.clone(),
+            dir,
+            self.has_container(),
+            opening,
+        )
+        .await;
         opened.map_err(|error| format!("the socket of the job cannot be opened: {error}"))
     }
 
     /// Ends what is left of the job and judges its end by what it used.
     async fn leave(&self, outcome: Outcome, confine: Option<Arc<JobConfinement>>) -> Outcome {
+        let outcome = self.leave_container(outcome).await;
         let Some(confine) = confine else { return outcome };
-        let mut outcome = outcome.with_usage(confine.usage());
+        let mut outcome = match self.inside.get() {
+            Some(_) => outcome,
+            None => outcome.with_usage(confine.usage()),
+        };
         let keep = !self.config.isolation.orphan_cleanup && outcome.status != JobStatus::Cancelled;
         if !keep {
             let ended = tokio::task::spawn_blocking(move || confine.end());
@@ -270,22 +298,27 @@ impl Ctx {
         let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
         let deadline = limit.map(|limit| Instant::now() + limit);
         let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));
-        if let Some(source) = &offer.checkout {
-            let source = Source {
-                url: source.url.clone(),
-                git_ref: source.git_ref.clone(),
-                sha: source.sha.clone(),
-                depth: source.depth,
-                basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
-                ssh: None,
-            };
-            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, access, &confine, deadline).await {
-                return *outcome;
+        let source = offer.checkout.as_ref().map(|source| Source {
+            url: source.url.clone(),
+            git_ref: source.git_ref.clone(),
+            sha: source.sha.clone(),
+            depth: source.depth,
+            basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
+            ssh: None,
+        });
+        let checkout = async {
+            match &source {
+                Some(source) => self.checkout(&workspace, &scratch, source, access, &confine, deadline).await,
+                None => Ok(()),
             }
-        }
+        };
+        let contained = match self.beside(checkout, &workspace, &scratch, access, deadline).await {
+            Ok(contained) => contained,
+            Err(outcome) => return *outcome,
+        };
         // What is left to prepare takes less than the answer.
         self.tell(JobEvent::AskStart).await;
-        let mut job = match self.prepare(spec, workspace, scratch, access, confine) {
+        let mut job = match self.prepare(spec, workspace, scratch, access, confine, contained) {
             Ok(job) => job,
             Err(error) => return sandbox_failed(format!("the workspace cannot be prepared: {error}")),
         };
@@ -302,7 +335,7 @@ impl Ctx {
     }
 
     async fn checkout(
-        &mut self,
+        &self,
         workspace: &Path,
         scratch: &Path,
         source: &Source,
@@ -326,7 +359,7 @@ impl Ctx {
         // It runs beside the steps' confinement, as the agent, but ends with the job, also when the agent dies.
         let start = |spawn: Spawn| -> io::Result<(Tree, Pipes)> {
             let (tree, pipes) = Tree::spawn(&confine.grouped(spawn)?)?;
-            self.tree(tree.id());
+            tree.keeper().into_iter().for_each(|keeper| self.tree(keeper));
             Ok((tree, pipes))
         };
         let mut stop = self.stop.clone();
@@ -384,8 +417,13 @@ impl Ctx {
         scratch: PathBuf,
         access: Option<&Access>,
         confine: Arc<JobConfinement>,
+        contained: contained::Contained,
     ) -> io::Result<steps::Job> {
         let mut job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
+        let contained::Contained { entered, variables } = contained;
+        if let Some(Entered { inside, env }) = entered {
+            return Ok(self.prepare_inside(spec, workspace, scratch, access, confine, inside, env, variables, job_facing));
+        }
         if let Some((_, event)) = job_facing.iter().find(|(name, _)| *name == "KICI_EVENT_PATH") {
             confine.give(Path::new(event))?;
         }
@@ -394,6 +432,7 @@ impl Ctx {
         }
         confine.give_all(&workspace)?;
         let mut host = self.config.host_env.clone();
+        host.extend(variables);
         if let Some(access) = access {
             access.give(&confine)?;
             job_facing.push(("KICI_SOCK", access.socket().display().to_string()));
@@ -417,6 +456,7 @@ impl Ctx {
             step_timeout: self.config.default_step_timeout,
             deadline: None,
             confine,
+            container: None,
             orphan_cleanup: self.config.isolation.orphan_cleanup,
         })
     }

@@ -77,6 +77,11 @@ pub fn checkout_key() -> StepKey {
     StepKey { kind: "checkout".to_owned(), owner_index: -1, ordinal: 0 }
 }
 
+/// The key of the preparation of a job's containers, which the job owns.
+pub fn container_key() -> StepKey {
+    StepKey { kind: "container".to_owned(), owner_index: -1, ordinal: 1 }
+}
+
 /// A step as a file name: `kind-owner-ordinal`, the `:` of a kind as `_`.
 pub fn step_file_name(step: &StepKey) -> String {
     format!("{}-{}-{}", step.kind.replace(':', "_"), step.owner_index, step.ordinal)
@@ -104,6 +109,7 @@ mod tests {
         for (key, name) in [
             (step_key(3), "step-3-0"),
             (checkout_key(), "checkout--1-0"),
+            (container_key(), "container--1-1"),
             (init_key(0), "init--1-10"),
             (hook_key("cleanup", Some(2), 1), "hook_cleanup-2-1"),
             (hook_key("on_failure", None, 0), "hook_on_failure--1-0"),

@@ -9,6 +9,7 @@ pub mod agent;
 pub mod checkout;
 pub mod config;
 pub mod confine;
+pub mod container;
 pub mod credentials;
 pub mod doctor;
 pub mod emit;

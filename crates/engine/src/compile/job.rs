@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::expr::Scope;
-use crate::lock::{Checkout, Hooks, Job, Need, Rule, Selector, Shell, SourceRef, Step, Value};
+use crate::lock::{Checkout, Container, Hooks, Job, Need, Rule, Selector, Shell, SourceRef, Step, Value};
 use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
@@ -22,6 +22,7 @@ pub(super) struct Defaults {
     pub(super) working_directory: Option<Value>,
     pub(super) timeout_ms: Option<u64>,
     pub(super) env: BTreeMap<String, Value>,
+    pub(super) container: Option<Container>,
 }
 
 /// What the jobs of a workflow share.
@@ -118,6 +119,20 @@ impl Walk<'_> {
             git_credentials: fields
                 .get("git_credentials")
                 .and_then(|entry| self.within("git_credentials", |walk| walk.git_credentials(&entry.value))),
+            container: match fields.get("container") {
+                Some(entry) => {
+                    let scope = scope::ready_job("container", place.inputs, &names);
+                    self.within("container", |walk| walk.container(&entry.value, &scope))
+                }
+                None => place.defaults.container.clone(),
+            },
+            services: fields.get("services").map_or_else(BTreeMap::new, |entry| {
+                let scope = scope::ready_job("services", place.inputs, &names);
+                self.within("services", |walk| walk.services(&entry.value, &scope))
+            }),
+            resources: fields
+                .get("resources")
+                .and_then(|entry| self.within("resources", |walk| walk.resources(&entry.value))),
             rules,
             init,
             hooks,

@@ -30,7 +30,7 @@ pub(crate) const WORKFLOW: KeySet = KeySet {
     planned: &["approval", "hash_files", "install_env", "registries", "secrets"],
 };
 pub(crate) const DEFAULTS: KeySet =
-    KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
+    KeySet { accepted: &["container", "env", "runs_on", "shell", "timeout", "working_directory"], planned: &["retry"] };
 pub(crate) const ON: KeySet = KeySet {
     accepted: &[
         "comment",
@@ -90,6 +90,7 @@ pub(crate) const JOB: KeySet = KeySet {
     accepted: &[
         "checkout",
         "concurrency",
+        "container",
         "description",
         "env",
         "fail_fast",
@@ -105,11 +106,13 @@ pub(crate) const JOB: KeySet = KeySet {
         "needs",
         "on_unreachable",
         "outputs",
+        "resources",
         "retry",
         "rules",
         "run",
         "runs_on",
         "runs_on_all",
+        "services",
         "steps",
         "timeout",
     ],
@@ -117,18 +120,27 @@ pub(crate) const JOB: KeySet = KeySet {
         "approval",
         "artifacts",
         "cache",
-        "container",
         "environment",
         "full_repo",
         "generate",
         "id_token",
         "invoke",
         "provenance",
-        "resources",
         "secrets",
-        "services",
     ],
 };
+pub(crate) const CONTAINER: KeySet =
+    KeySet { accepted: &["credentials", "env", "image", "options", "pull", "user"], planned: &[] };
+pub(crate) const CONTAINER_OPTIONS: KeySet =
+    KeySet { accepted: &["cap_add", "privileged", "read_only", "shm_size"], planned: &[] };
+pub(crate) const SERVICE: KeySet =
+    KeySet { accepted: &["credentials", "env", "health", "image", "ports"], planned: &[] };
+pub(crate) const HEALTH: KeySet = KeySet { accepted: &["interval", "retries", "run"], planned: &[] };
+pub(crate) const REGISTRY_CREDENTIALS: KeySet =
+    KeySet { accepted: &["token_value", "user_value"], planned: &["token_secret", "user_secret"] };
+pub(crate) const RESOURCES: KeySet =
+    KeySet { accepted: &["cpus", "limits", "memory", "requests"], planned: &["disk", "gpus"] };
+pub(crate) const AMOUNTS: KeySet = KeySet { accepted: &["cpus", "memory"], planned: &["disk", "gpus"] };
 pub(crate) const NEED: KeySet = KeySet { accepted: &["job", "when"], planned: &["group"] };
 pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels"], planned: &["pick"] };
 pub(crate) const RUNS_ON_ALL: KeySet = KeySet { accepted: &["exclude", "include"], planned: &[] };
@@ -310,6 +322,13 @@ mod tests {
             SCHEDULE,
             INPUT,
             JOB,
+            CONTAINER,
+            CONTAINER_OPTIONS,
+            SERVICE,
+            HEALTH,
+            REGISTRY_CREDENTIALS,
+            RESOURCES,
+            AMOUNTS,
             NEED,
             RUNS_ON,
             RUNS_ON_ALL,

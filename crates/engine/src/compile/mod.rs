@@ -5,6 +5,7 @@
 
 mod action;
 mod composite;
+mod container;
 mod git;
 mod hooks;
 mod hosts;

@@ -166,6 +166,10 @@ impl Walk<'_> {
             let scope = scope::on_agent(scope::workflow("env", inputs));
             defaults.env = self.within("env", |walk| walk.env(&entry.value, &scope, false));
         }
+        if let Some(entry) = fields.get("container") {
+            let scope = scope::workflow("container", inputs);
+            defaults.container = self.within("container", |walk| walk.container(&entry.value, &scope));
+        }
         defaults
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 
 use super::context::{agent_wants_payload, context, rendered};
-use super::{Activation, JobRef, Scope};
+use super::{Activation, JobRef, Scope, containers};
 use crate::expr::{self, Context, Functions};
 use crate::hosts::{Fanout, Host, OnUnreachable, Reach, pinned_selector, reach};
 use crate::jobspec::JobSpec;
@@ -78,7 +78,7 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context, place: O
         Err(message) => return fail(format!("concurrency: {message}")),
     };
     // Rendered again when the job is offered; a fault shows here, before it waits for an agent.
-    match environment(workflow, job, context) {
+    match environment(workflow, job, context).and_then(|_| containers::rendered(job, context)) {
         Ok(_) => Activation::Enqueue { selector, pinned, slot },
         Err(message) => fail(message),
     }
@@ -195,6 +195,7 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
     let definition = scope.workflow.jobs.get(job.job_index).ok_or_else(|| no_such_job(job))?;
     let mut context = context_of(scope, job);
     let env = environment(scope.workflow, definition, &context)?;
+    let (container, services) = containers::rendered(definition, &context)?;
     if !agent_wants_payload(scope.workflow, definition)
         && let Some(Json::Object(event)) = context.get_mut("event")
     {
@@ -213,6 +214,9 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
         hooks: if hooked { Hooks::default() } else { definition.hooks.clone() },
         check_mode: scope.event.check_mode,
         outcome: hooked.then(|| ending(job).to_owned()),
+        container,
+        services,
+        resources: definition.resources.clone(),
         outputs: definition.outputs.clone(),
         fanout: job.fanout.cloned(),
         context: context.into_inner(),

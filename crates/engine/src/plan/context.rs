@@ -95,6 +95,7 @@ fn dispatch_wants(job: &Job) -> bool {
         || labels.into_iter().any(|text| template_wants(text))
         || job.display_name.iter().chain(job.env.values()).any(value_wants)
         || job.concurrency.iter().any(|concurrency| value_wants(&concurrency.group))
+        || super::containers::values(job).any(value_wants)
 }
 
 fn agent_wants(job: &Job) -> bool {

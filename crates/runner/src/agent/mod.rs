@@ -157,6 +157,9 @@ impl Agent {
         for problem in &config.ignored {
             tracing::warn!(variable = problem.place, "{}; it is left aside", problem.message);
         }
+        host.containers.name(state.agent_id.as_str());
+        // Before any job is taken: what an earlier process left may hold ports, disks and memory.
+        host.containers.sweep().await;
         let missing = doctor::missing(&config, &host);
         if !missing.is_empty() {
             tracing::warn!(missing = missing.join("; "), "jobs are not fully isolated; see kici-agent doctor");

@@ -36,6 +36,7 @@ impl Config {
             ),
             ("bind", self.listen.map_or_else(none, |listen| listen.address.ip().to_string())),
         ];
+        lines.extend(self.containers.describe());
         lines.extend(self.isolation.describe());
         lines.extend(self.reset.describe());
         lines.extend([
@@ -56,7 +57,6 @@ impl Isolation {
         let limit = |limit: Option<u64>| limit.map_or_else(|| "0 (no limit)".to_owned(), |limit| limit.to_string());
         let paths: Vec<String> = self.writable.iter().map(|path| path.display().to_string()).collect();
         vec![
-            ("execution_mode", "bare".to_owned()),
             ("hardening", self.hardening.as_str().to_owned()),
             ("writable_paths", paths.join(",")),
             ("sandbox", self.sandbox.to_string()),

@@ -51,7 +51,7 @@ keys! {
     "state_dir", "KICI_STATE_DIR", "state-dir", "what must outlive a restart (/var/lib/kici-agent)";
     "work_dir", "KICI_WORK_DIR", "work-dir", "workspaces (<state_dir>/work)";
     "runtime_dir", "KICI_RUNTIME_DIR", "runtime-dir", "sockets of jobs; a short path (/run/kici-agent)";
-    "execution_mode", "KICI_EXECUTION_MODE", "execution-mode", "where steps run: bare (bare)";
+    "execution_mode", "KICI_EXECUTION_MODE", "execution-mode", "where steps run that name no container: bare, container (bare)";
     "hardening", "KICI_HARDENING", "hardening", "keep steps from what builds do not need: auto, off (auto)";
     "writable_paths", "KICI_WRITABLE_PATHS", "writable-paths", "what hardened steps may write besides workspace and temporary files ($HOME)";
     "sandbox", "KICI_SANDBOX", "sandbox", "run steps in namespaces of their own, by bwrap (false)";
@@ -59,6 +59,12 @@ keys! {
     "sandbox_memory_bytes", "KICI_SANDBOX_MEMORY_BYTES", "sandbox-memory-bytes", "memory of a job, 0 is no limit (0)";
     "sandbox_nano_cpus", "KICI_SANDBOX_NANO_CPUS", "sandbox-nano-cpus", "processor time of a job in billionths of a processor, 0 is no limit (0)";
     "sandbox_user", "KICI_SANDBOX_USER", "sandbox-user", "user that steps run as, where the agent is root";
+    "container_socket", "KICI_CONTAINER_SOCKET", "container-socket", "socket of Docker or Podman (that of DOCKER_HOST, else where they put theirs)";
+    "container_image", "KICI_CONTAINER_IMAGE", "container-image", "image of jobs that name none, with execution_mode = container";
+    "container_allow_privileged", "KICI_CONTAINER_ALLOW_PRIVILEGED", "container-allow-privileged", "workflows may ask for privileged containers, which have all rights on this host (false)";
+    "container_allow_capabilities", "KICI_CONTAINER_ALLOW_CAPABILITIES", "container-allow-capabilities", "capabilities that workflows may ask for besides the harmless ones, separated by commas";
+    "docker_keep_failed", "KICI_DOCKER_KEEP_FAILED", "docker-keep-failed", "containers of failed jobs are ended but kept until the next start (false)";
+    "job_image_agent", "KICI_JOB_IMAGE_AGENT", "job-image-agent", "this agent runs inside of the job's image already (false)";
     "orphan_cleanup", "KICI_AGENT_ORPHAN_CLEANUP", "orphan-cleanup", "end what a job leaves running (true)";
     "between_jobs_reset_command", "KICI_AGENT_BETWEEN_JOBS_RESET_COMMAND", "between-jobs-reset-command", "command for sh between two jobs";
     "between_jobs_reset_timeout_ms", "KICI_AGENT_BETWEEN_JOBS_RESET_TIMEOUT_MS", "between-jobs-reset-timeout-ms", "limit of that command (60000)";

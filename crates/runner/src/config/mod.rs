@@ -1,6 +1,7 @@
 //! Settings of an agent: a flat `agent.toml`, then `KICI_*` variables, then flags; later wins. All mistakes are reported at
 //! once, each with the place it was read from.
 
+mod containers;
 mod describe;
 mod keys;
 mod parts;
@@ -15,6 +16,7 @@ use secrecy::SecretString;
 
 pub use keys::{KEYS, Key};
 pub(crate) use parts::{BWRAP_HINT, program};
+pub use containers::ContainerPolicy;
 pub use parts::{Hardening, Isolation, Listen, Pressure, Reset, ResetOn, Scaled};
 
 /// The settings of an agent.
@@ -68,6 +70,10 @@ pub struct Config {
     pub agent_env: BTreeMap<String, String>,
     /// What steps may do on this host.
     pub isolation: Isolation,
+    /// What jobs get of a container engine.
+    pub containers: ContainerPolicy,
+    /// Variables of the agent by which the engine is found.
+    pub engine_env: BTreeMap<String, String>,
     /// What happens between two jobs.
     pub reset: Reset,
     /// What holds for an agent that a scaler started.
@@ -306,6 +312,10 @@ impl Reader {
         let agent_env = self.host_env(env);
         let mut host_env = agent_env.clone();
         let isolation = self.isolation(env);
+        let containers = self.containers();
+        let engine_env = ["DOCKER_HOST", "XDG_RUNTIME_DIR"];
+        let engine_env =
+            engine_env.iter().filter_map(|name| Some(((*name).to_owned(), env.get(*name)?.clone()))).collect();
         if let Some(user) = &isolation.user {
             host_env.insert("HOME".to_owned(), user.home.display().to_string());
             host_env.insert("USER".to_owned(), user.name.clone());
@@ -332,6 +342,8 @@ impl Reader {
             host_env,
             agent_env,
             isolation,
+            containers,
+            engine_env,
             reset: self.reset(),
             scaled: self.scaled(),
             pressure: self.parsed("backpressure_mode", parts::pressure).unwrap_or_default(),

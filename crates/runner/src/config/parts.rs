@@ -136,14 +136,6 @@ fn network(text: &str) -> Result<bool, String> {
     }
 }
 
-fn execution_mode(text: &str) -> Result<(), String> {
-    match text {
-        "bare" | "bare-metal" => Ok(()),
-        "container" | "firecracker" => Err(format!("`{text}` is not supported yet; use bare, with sandbox = true")),
-        _ => Err(format!("`{text}` is not bare")),
-    }
-}
-
 fn user(name: &str) -> Result<Arc<User>, String> {
     if kici_sys::host::uid() != 0 {
         return Err("needs an agent that runs as root, which alone can become another user".to_owned());
@@ -169,7 +161,6 @@ impl Reader {
     }
 
     pub(super) fn isolation(&mut self, env: &BTreeMap<String, String>) -> Isolation {
-        self.parsed("execution_mode", execution_mode);
         let sandbox = self.boolean("sandbox", false);
         if sandbox && program("bwrap", env).is_none() {
             let place = self.entries.get("sandbox").map_or_else(String::new, |entry| entry.place.clone());

@@ -128,3 +128,30 @@ fn a_runtime_dir_that_is_too_long_for_sockets_is_told_at_the_start() {
         "{found:?}"
     );
 }
+
+#[test]
+fn what_an_agent_says_about_containers_is_checked() {
+    let found = problems(&[
+        ("KICI_ORCHESTRATOR_URL", "http://a"),
+        ("KICI_EXECUTION_MODE", "container"),
+        ("KICI_CONTAINER_SOCKET", "docker.sock"),
+        ("KICI_CONTAINER_ALLOW_CAPABILITIES", "SYS_PTRACE,CAP_X"),
+    ]);
+    let expected = [
+        "KICI_EXECUTION_MODE: container needs container_image, the image of jobs that name none",
+        "KICI_CONTAINER_SOCKET: `docker.sock` is not the full path of a socket",
+        "KICI_CONTAINER_ALLOW_CAPABILITIES: `CAP_X` is not a capability; names are in capitals without CAP_, such as SYS_PTRACE",
+    ];
+    assert_eq!(found, expected);
+    let found = problems(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_CONTAINER_IMAGE", "debian:12")]);
+    assert_eq!(found, ["KICI_CONTAINER_IMAGE: has no effect without execution_mode = container"]);
+    let right = vars(&[
+        ("KICI_ORCHESTRATOR_URL", "http://a"),
+        ("KICI_EXECUTION_MODE", "container"),
+        ("KICI_CONTAINER_IMAGE", "debian:12"),
+        ("KICI_CONTAINER_SOCKET", "unix:///run/docker.sock"),
+    ]);
+    let config = Config::load(&Sources { env: right, ..Sources::default() }).expect("right");
+    assert_eq!(config.containers.socket.as_deref(), Some(Path::new("/run/docker.sock")));
+    assert!(config.containers.by_default().is_some() && config.describe().contains("execution_mode = container"));
+}

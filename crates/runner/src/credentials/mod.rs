@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::Config;
 use crate::confine::JobConfinement;
+use crate::container;
 use crate::key::JobKey;
 use crate::mask::Masker;
 
@@ -78,6 +79,7 @@ impl JobServices for NoServices {
 /// The open socket of a job with what its steps see of it.
 pub struct Access {
     door: Box<dyn JobDoor>,
+    program: PathBuf,
     /// What git is told.
     pub helper: HelperConfig,
     /// Directory with the command `kici`.
@@ -88,6 +90,7 @@ pub struct Access {
 
 impl Access {
     /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when the job gets no credentials.
+    /// `inside`: git runs in a container, where our program is elsewhere.
     ///
     /// # Errors
     /// A message for the job.
@@ -97,6 +100,7 @@ impl Access {
         job: JobKey,
         git: Option<GitAccess>,
         dir: &Path,
+        inside: bool,
         opening: impl FnOnce(PathBuf, GitAccess) -> Opening,
     ) -> Result<Option<Self>, String> {
         let (Some(program), Some(mut git)) = (services.program(), git) else { return Ok(None) };
@@ -116,8 +120,12 @@ impl Access {
         });
         places.await.map_err(|error| error.to_string())??;
         let door = services.open(opening(socket_dir(config, job), git)).await?;
-        let helper = HelperConfig::new(program, door.socket(), urls, config.git_inherit_host_helpers);
-        Ok(Some(Self { door, helper, bin, insecure }))
+        let (helper, socket) = match inside {
+            true => (Path::new(container::PROGRAM), Path::new(container::SOCKET)),
+            false => (program, door.socket()),
+        };
+        let helper = HelperConfig::new(helper, socket, urls, config.git_inherit_host_helpers);
+        Ok(Some(Self { program: program.to_owned(), door, helper, bin, insecure }))
     }
 
     /// Lets the user of the steps reach the socket and the command.
@@ -131,6 +139,11 @@ impl Access {
         }
         own.map_or(Ok(()), |own| confine.give_all(own))?;
         confine.give_all(&self.bin)
+    }
+
+    /// What answers calls from a container.
+    pub fn answering(&self) -> container::Answering {
+        container::Answering { program: self.program.clone(), socket: self.socket().to_owned() }
     }
 
     /// Path of the socket.

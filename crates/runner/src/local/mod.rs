@@ -271,6 +271,10 @@ impl Job<'_> {
             Ok(spec) => spec,
             Err(message) => return Ok(Err(message)),
         };
+        if spec.container.is_some() || !spec.services.is_empty() {
+            let message = "the job asks for containers, and a local run starts none; give it to an agent that has Docker or Podman";
+            return Ok(Err(message.to_owned()));
+        }
         let definition = &self.scope.workflow.jobs[plan.job_index];
         let scratch = dir.join("scratch");
         std::fs::create_dir_all(&scratch)?;
@@ -297,6 +301,7 @@ impl Job<'_> {
             clock: Arc::clone(&self.settings.clock),
             step_timeout: self.settings.step_timeout,
             confine: Arc::default(),
+            container: None,
             orphan_cleanup: true,
             deadline: definition.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
             spec,

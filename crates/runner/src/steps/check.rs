@@ -7,12 +7,12 @@ use std::time::Duration;
 use kici_engine::check::CheckResult;
 use kici_engine::lock::{Check, Probe, WaitFor};
 use kici_engine::state::{FailureReason, StepStatus};
-use kici_sys::process::Tree;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::Went;
 use super::exec::{Ended, told};
+use super::tree::Tree;
 use super::step::Attempt;
 use super::{Run, files};
 use crate::ports::Reporter;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use kici_engine::lock::{Action, Step};
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
-use kici_sys::process::Tree;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::{Refused, Went};
+use super::tree::Tree;
 use super::step::{Attempt, plain_name};
 use super::{Outcome, Run};
 use crate::key::init_key;

@@ -13,6 +13,7 @@ mod init;
 mod probe;
 mod shell;
 mod step;
+pub mod tree;
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -28,18 +29,19 @@ use kici_engine::lock::Value;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_engine::time::Clock;
 use kici_sys::cgroup::Usage;
-use kici_sys::process::Tree;
 use serde_json::{Map, Value as Json, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::confine::JobConfinement;
+use crate::container::Inside;
 use crate::mask::Masker;
 use crate::ports::Reporter;
 use crate::spool::Spool;
 use crate::stop::Stop;
 use composite::Frame;
 use environment::{Environment, Variables};
+use tree::Tree;
 
 /// Limit of a step that runs because it asked to be run after a cancel or a timeout.
 pub const AFTER_CANCEL_LIMIT: Duration = Duration::from_secs(300);
@@ -76,6 +78,8 @@ pub struct Job {
     pub deadline: Option<Instant>,
     /// What its commands are confined by.
     pub confine: Arc<JobConfinement>,
+    /// The container that its commands run in; none: they run on this host.
+    pub container: Option<Arc<Inside>>,
     /// Whether what it leaves running is ended with it.
     pub orphan_cleanup: bool,
 }

@@ -10,10 +10,10 @@ use kici_engine::check::CheckResult;
 use kici_engine::expr;
 use kici_engine::lock::{Action, Probe, Step, Value};
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
-use kici_sys::process::Tree;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::tree::Tree;
 use super::command::{Base, Refused, Went};
 use super::{Outcome, Run};
 use crate::key::step_key;

@@ -80,6 +80,9 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
             hooks: Hooks::default(),
             check_mode: CheckMode::Apply,
             outcome: None,
+            container: None,
+            services: BTreeMap::new(),
+            resources: None,
             outputs: BTreeMap::new(),
             context: BTreeMap::new(),
         },
@@ -98,6 +101,7 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
         clock: Arc::new(ManualClock::new(Ts::from_micros(1))),
         step_timeout: Duration::from_secs(60),
         confine: Arc::default(),
+        container: None,
         orphan_cleanup: true,
         deadline: None,
     }

@@ -49,6 +49,8 @@ pub struct Shared {
     /// Starts are granted by themselves.
     pub grants: AtomicBool,
     pub recovery_window_ms: AtomicU64,
+    /// The token that git gets; none: all credentials are refused.
+    pub credential: Mutex<Option<String>>,
     /// Agents are told that a job is on its way to them.
     pub pending_dispatch: AtomicBool,
 }
@@ -230,6 +232,9 @@ pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
         hooks: Hooks::default(),
         check_mode: CheckMode::Apply,
         outcome: None,
+        container: None,
+        services: BTreeMap::new(),
+        resources: None,
         outputs: BTreeMap::new(),
         context: BTreeMap::new(),
     };
@@ -295,7 +300,14 @@ impl AgentGateway for Service {
         &self,
         _: Request<GitCredentialRequest>,
     ) -> Result<Response<GitCredentialResponse>, Status> {
-        Err(Status::permission_denied("credential not available"))
+        match self.shared.credential.lock().expect("lock").clone() {
+            Some(secret) => Ok(Response::new(GitCredentialResponse {
+                user: "x-access-token".into(),
+                secret,
+                ..GitCredentialResponse::default()
+            })),
+            None => Err(Status::permission_denied("credential not available")),
+        }
     }
 
     async fn revoke_git_token(
