@@ -50,14 +50,14 @@ impl Write for Pipe {
     }
 }
 
-/// The tree below `root`, the directory itself included, as an archive; it is read while it is sent. What is neither a file, a
-/// directory nor a link is left out.
-pub fn tree(root: &Path, owner: Owner) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+/// The tree below `root`, the directory itself included and called `name`, as an archive; it is read while it is sent. What is
+/// neither a file, a directory nor a link is left out.
+pub(crate) fn tree(root: &Path, name: &str, owner: Owner) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     let (to, from) = mpsc::channel(PIECES);
-    let root = root.to_owned();
+    let (root, name) = (root.to_owned(), name.to_owned());
     tokio::task::spawn_blocking(move || {
         let pipe = Pipe { to: to.clone(), buffer: Vec::new() };
-        if let Err(error) = write_tree(pipe, &root, owner) {
+        if let Err(error) = write_tree(pipe, &root, &name, owner) {
             // The engine gets a broken body, and refuses it.
             let _ = to.blocking_send(Err(error));
         }
@@ -65,10 +65,10 @@ pub fn tree(root: &Path, owner: Owner) -> impl Stream<Item = io::Result<Bytes>> 
     ReceiverStream::new(from)
 }
 
-fn write_tree(to: impl Write, root: &Path, owner: Owner) -> io::Result<()> {
+fn write_tree(to: impl Write, root: &Path, name: &str, owner: Owner) -> io::Result<()> {
     let mut archive = tar::Builder::new(to);
     archive.mode(tar::HeaderMode::Complete);
-    add(&mut archive, root, Path::new("."), owner)?;
+    add(&mut archive, root, Path::new(name), owner)?;
     let mut inner = archive.into_inner()?;
     inner.flush()
 }
@@ -159,7 +159,7 @@ mod tests {
         let long = "n".repeat(180);
         std::fs::write(path("w/a").join(&long), "").expect("written");
         let mut bytes = Vec::new();
-        write_tree(&mut bytes, &path("w"), Owner { uid: 1000, gid: 7 }).expect("made");
+        write_tree(&mut bytes, &path("w"), ".", Owner { uid: 1000, gid: 7 }).expect("made");
         let mut archive = tar::Archive::new(bytes.as_slice());
         let mut found = Vec::new();
         for entry in archive.entries().expect("an archive") {

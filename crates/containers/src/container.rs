@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,9 +11,10 @@ use http::{Method, header};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
+use crate::archive::{Owner, tree};
 use crate::attach::{Attached, Chunk, Pieces};
 use crate::http::{Ask, EngineError, encode, stream};
-use crate::Engine;
+use crate::{Engine, Kind};
 
 /// Limit of putting files into a container.
 const COPY: Duration = Duration::from_secs(1_800);
@@ -70,6 +72,11 @@ struct Binding {
 
 const MAX_SAID_BYTES: usize = 64 * 1024;
 
+/// Podman's words for a container that does not run any more.
+fn ended(error: &EngineError) -> bool {
+    matches!(error, EngineError::Refused { message, .. } if message.contains("can only kill running containers"))
+}
+
 /// The text of a stream of pieces, its end where it is long.
 fn text(bytes: &[u8]) -> String {
     let mut pieces = Pieces::default();
@@ -89,8 +96,9 @@ impl Engine {
     /// [`EngineError`].
     pub async fn create(&self, name: &str, document: &Json) -> Result<String, EngineError> {
         let path = format!("/containers/create?name={}", encode(name));
-        let ask = Ask::new("making a container", Method::POST, path).json(document);
-        Ok(self.client().json::<Made>(ask).await?.id)
+        let what = "making a container";
+        let answer = self.client().make(what, Ask::new(what, Method::POST, path).json(document)).await?;
+        Ok(crate::http::read::<Made>(what, &answer)?.id)
     }
 
     /// Starts it.
@@ -98,8 +106,9 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub async fn start(&self, id: &str) -> Result<(), EngineError> {
-        let ask = Ask::new("starting a container", Method::POST, format!("/containers/{}/start", encode(id)));
-        match self.client().bytes(ask).await {
+        let what = "starting a container";
+        let ask = Ask::new(what, Method::POST, format!("/containers/{}/start", encode(id)));
+        match self.client().make(what, ask).await {
             Err(error) if !error.is_conflict() => Err(error),
             _ => Ok(()),
         }
@@ -112,7 +121,7 @@ impl Engine {
     pub async fn kill(&self, id: &str) -> Result<(), EngineError> {
         let ask = Ask::new("ending a container", Method::POST, format!("/containers/{}/kill", encode(id)));
         match self.client().bytes(ask).await {
-            Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error),
+            Err(error) if !error.is_conflict() && !error.is_not_found() && !ended(&error) => Err(error),
             _ => Ok(()),
         }
     }
@@ -178,6 +187,22 @@ impl Engine {
             message: error.to_string(),
         })?;
         Ok(Attached::new(upgraded))
+    }
+
+    /// Puts a tree of files into a directory of a container that is a volume of its own, and gives the directory with all in it to
+    /// `owner`. It need not run.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn fill(&self, id: &str, dir: &str, from: &Path, owner: Owner) -> Result<(), EngineError> {
+        match (self.kind, dir.rsplit_once('/')) {
+            // Docker passes over what an archive says of the directory itself, so it has to come with its name.
+            (Kind::Docker, Some((parent, name))) => {
+                let parent = if parent.is_empty() { "/" } else { parent };
+                self.put(id, parent, tree(from, name, owner)).await
+            }
+            _ => self.put(id, dir, tree(from, ".", owner)).await,
+        }
     }
 
     /// Unpacks an archive into a directory of a container, which need not run.

@@ -141,8 +141,9 @@ impl Engine {
             id: String,
         }
         let body = json!({"Name": name, "CheckDuplicate": true, "Driver": "bridge", "Labels": labels});
-        let ask = Ask::new("making the network of the job", Method::POST, "/networks/create").json(&body);
-        Ok(self.client.json::<Made>(ask).await?.id)
+        let what = "making the network of the job";
+        let answer = self.client.make(what, Ask::new(what, Method::POST, "/networks/create").json(&body)).await?;
+        Ok(crate::http::read::<Made>(what, &answer)?.id)
     }
 
     /// Makes an empty volume. One of that name that is there already is as good.
@@ -151,8 +152,8 @@ impl Engine {
     /// [`EngineError`].
     pub async fn create_volume(&self, name: &str, labels: &Labels) -> Result<(), EngineError> {
         let body = json!({"Name": name, "Labels": labels});
-        let ask = Ask::new("making a volume", Method::POST, "/volumes/create").json(&body);
-        self.client.json::<Json>(ask).await.map(drop)
+        let what = "making a volume";
+        self.client.make(what, Ask::new(what, Method::POST, "/volumes/create").json(&body)).await.map(drop)
     }
 
     /// Whether there is a volume of that name.
@@ -166,6 +167,12 @@ impl Engine {
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Waits until nothing is made any more that was asked for, also by those who do not wait for it. What is listed afterwards
+    /// is all there is.
+    pub async fn settled(&self) {
+        self.client.settled().await;
     }
 
     /// Everything that carries all of these labels.
@@ -215,6 +222,10 @@ impl Engine {
     /// counts as removed; what cannot be removed does not keep the rest.
     pub async fn remove(&self, left: &Left) -> Removed {
         let mut removed = Removed::default();
+        if self.kind == Kind::Podman {
+            // It would ask first, and wait ten seconds for programs that do not listen.
+            futures::future::join_all(left.containers.iter().map(|id| self.kill(id))).await;
+        }
         let containers = left.containers.iter().map(|id| {
             ("removing a container", format!("/containers/{}?force=true&v=true", encode(id)))
         });

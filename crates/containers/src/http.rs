@@ -122,11 +122,33 @@ pub(crate) struct Client {
     /// `/v1.41`, or nothing before it is known.
     pub(crate) prefix: String,
     tasks: TaskTracker,
+    /// Requests that make something.
+    making: TaskTracker,
 }
 
 impl Client {
     pub(crate) fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned(), prefix: String::new(), tasks: TaskTracker::new() }
+        let making = TaskTracker::new();
+        // Else nobody could wait for it to be empty; it takes requests all the same.
+        making.close();
+        Self { socket: socket.to_owned(), prefix: String::new(), tasks: TaskTracker::new(), making }
+    }
+
+    /// Sees a request to its end, also when nobody waits for it any more: an engine that has heard half of one may still do it,
+    /// and what it then makes would come after everything was removed.
+    pub(crate) async fn make(&self, what: &str, ask: Ask<'static>) -> Result<Bytes, EngineError> {
+        let client = self.clone();
+        let made = self.making.spawn(async move { client.bytes(ask).await });
+        let gone = |error: tokio::task::JoinError| EngineError::Protocol {
+            what: what.to_owned(),
+            message: format!("the request was not seen to its end: {error}"),
+        };
+        made.await.map_err(gone)?
+    }
+
+    /// Waits until no request is under way any more that makes something.
+    pub(crate) async fn settled(&self) {
+        self.making.wait().await;
     }
 
     fn unreachable(&self, error: impl std::fmt::Display) -> EngineError {
@@ -177,9 +199,14 @@ impl Client {
     /// An answer in JSON.
     pub(crate) async fn json<T: DeserializeOwned>(&self, ask: Ask<'_>) -> Result<T, EngineError> {
         let what = ask.what.to_owned();
-        let body = self.bytes(ask).await?;
-        serde_json::from_slice(&body).map_err(|error| EngineError::Protocol { what, message: error.to_string() })
+        read(&what, &self.bytes(ask).await?)
     }
+}
+
+/// Reads an answer in JSON.
+pub(crate) fn read<T: DeserializeOwned>(what: &str, body: &[u8]) -> Result<T, EngineError> {
+    serde_json::from_slice(body)
+        .map_err(|error| EngineError::Protocol { what: what.to_owned(), message: error.to_string() })
 }
 
 async fn whole(answer: Response<Incoming>) -> Result<Bytes, String> {

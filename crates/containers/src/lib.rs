@@ -12,7 +12,7 @@ mod http;
 mod image;
 mod place;
 
-pub use archive::{Owner, first_text, single_file, tree};
+pub use archive::{Owner, first_text, single_file};
 pub use attach::{Attached, Chunk, Input, Output};
 pub use container::{Executed, State};
 pub use engine::{Engine, Kind, Labels, Left, Removed};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use harness::BUSYBOX;
-use kici_containers::{Chunk, Engine, Labels, Owner, first_text, tree};
+use kici_containers::{Chunk, Engine, Labels, Owner, first_text};
 use serde_json::json;
 
 fn labels(test: &str) -> Labels {
@@ -34,7 +34,7 @@ async fn conforms(engine: Engine) {
             &name,
             &json!({
                 "Image": BUSYBOX, "User": "1000", "WorkingDir": "/w", "Labels": labels,
-                "Entrypoint": ["/bin/sh", "-c", "read line; echo heard $line; ls -ln /w; read line; echo err >&2; exit 7"],
+                "Entrypoint": ["/bin/sh", "-c", "read line; echo heard $line; ls -ln /w; mkdir /w/own && echo owned; read line; echo err >&2; exit 7"],
                 "AttachStdin": true, "AttachStdout": true, "AttachStderr": true, "OpenStdin": true, "StdinOnce": true,
                 "HostConfig": {
                     "NetworkMode": name, "CapDrop": ["ALL"], "LogConfig": {"Type": "none"},
@@ -44,7 +44,7 @@ async fn conforms(engine: Engine) {
         )
         .await
         .expect("a container");
-    engine.put(&id, "/w", tree(dir.path(), Owner { uid: 1000, gid: 7 })).await.expect("filled");
+    engine.fill(&id, "/w", dir.path(), Owner { uid: 1000, gid: 7 }).await.expect("filled");
     let passwd = engine.get(&id, "/etc/passwd").await.expect("asked").expect("there");
     assert!(first_text(&passwd).expect("an archive").contains("ci:x:1000"));
     assert_eq!(engine.get(&id, "/nowhere").await.expect("asked"), None);
@@ -52,13 +52,13 @@ async fn conforms(engine: Engine) {
     let mut attached = engine.attach(&id).await.expect("attached");
     attached.input.write(b"hello\n").await.expect("written");
     let (mut out, mut err) = (String::new(), String::new());
-    while !out.contains("link ->") {
+    while !(out.contains("link ->") && out.contains("owned")) {
         match attached.output.next().await.expect("output").expect("not the end") {
             Chunk::Out(bytes) => out += &String::from_utf8_lossy(&bytes),
             Chunk::Err(bytes) => err += &String::from_utf8_lossy(&bytes),
         }
     }
-    assert!(out.contains("heard hello") && out.contains("link -> /etc/passwd"), "{out}");
+    assert!(out.contains("heard hello") && out.contains("owned") && out.contains("link -> /etc/passwd"), "{out}");
     let file = out.lines().find(|line| line.ends_with(" file")).expect("the file");
     let words: Vec<&str> = file.split_ascii_whitespace().collect();
     assert_eq!(words[2..4], ["1000", "7"], "{file}");

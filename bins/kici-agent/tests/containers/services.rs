@@ -60,7 +60,7 @@ async fn a_service_that_fails_shows_its_output_and_fails_the_job_before_any_step
     let health = json!({"run": "echo not yet; exit 1", "interval_ms": 20, "retries": 3});
     let (result, text) = site.run(&["echo never"], service("localhost/kici-test/broken:1", health.clone())).await;
     assert_eq!((result.state.as_str(), result.reason.as_str(), text.as_str()), ("failed", "sandbox_failed", ""));
-    says(&result.message, &["service `db`", "exit code 4", "no such database"]);
+    says(&result.message, &["service `db`", "exit code 4", "it said last"]);
     says(&site.preparation(&job(2, 1)).await, &["db | starting", "db | no such database"]);
     let offer = contained(&job(3, 1), vec![script("echo never")], service("localhost/kici-test/slow:1", health));
     let (result, text) = site.run_offer(offer, 1).await;

@@ -45,8 +45,8 @@ async fn images(engine: &Engine) {
 
 /// A root file system as an archive.
 pub fn root_file_system() -> Vec<u8> {
-    const APPLETS: [&str; 44] = [
-        "sh", "ls", "cat", "echo", "env", "printenv", "sleep", "id", "touch", "mkdir", "rm", "ln", "mv", "cp", "dd", "head",
+    const APPLETS: [&str; 43] = [
+        "sh", "ls", "cat", "echo", "env", "sleep", "id", "touch", "mkdir", "rm", "ln", "mv", "cp", "dd", "head",
         "tail", "grep", "sed", "awk", "wc", "seq", "ps", "kill", "setsid", "nohup", "mount", "umount", "mknod", "chmod",
         "chown", "nc", "nslookup", "ping", "ip", "httpd", "true", "false", "test", "tr", "od", "stat", "date", "su",
     ];

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::{try_join, try_join_all};
-use kici_containers::{Credentials, Engine, Image, Owner, single_file, tree};
+use kici_containers::{Credentials, Engine, Image, Owner, single_file};
 use kici_engine::jobspec::JobSpec;
 use kici_engine::lock::{Container, Pull, RegistryCredentials, Service};
 use kici_sys::cgroup::Usage;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::calls::{Answering, Calls};
 use super::link::{Link, Process, Stream};
-use super::spec::{self, Bounds, Names, PROGRAM, SCRATCH, WORKSPACE};
+use super::spec::{self, Bounds, Names, SCRATCH, WORKSPACE};
 use super::{Containers, RUNTIME, remove, said, services};
 use crate::config::Config;
 use crate::key::JobKey;
@@ -90,6 +90,8 @@ pub struct JobContainers {
 
 struct Made {
     id: String,
+    /// Another one with the same volume: engines put nothing into a container whose root cannot be written.
+    filled_through: Option<String>,
     owner: Owner,
     link: Link,
     env: BTreeMap<String, String>,
@@ -157,6 +159,13 @@ impl Containers {
         let document = spec::job_document(container, &user, names, bounds);
         let id = engine.create(&names.job, &document).await.map_err(said)?;
         let (uid, gid) = self.owner(engine, &id, &user).await?;
+        let filled_through = match container.options.read_only {
+            true => {
+                let document = spec::door_document(&image.id, names, &names.job, WORKSPACE);
+                Some(engine.create(&format!("{}-door", names.job), &document).await.map_err(said)?)
+            }
+            false => None,
+        };
         if let Err(error) = engine.start(&id).await.map_err(said) {
             if !NO_PROGRAM.iter().any(|words| error.contains(words)) {
                 return Err(error);
@@ -170,7 +179,7 @@ impl Containers {
         let mut env: BTreeMap<String, String> = env.into_iter().map(|(name, value)| (text(name), text(value))).collect();
         env.retain(|name, _| !name.starts_with("KICI_"));
         env.extend(container.env.iter().map(|(name, value)| (name.clone(), spec::text(value).to_owned())));
-        Ok(Made { id, owner: Owner { uid, gid }, link, env })
+        Ok(Made { id, filled_through, owner: Owner { uid, gid }, link, env })
     }
 
     /// Puts our program onto the engine, in a volume that all jobs read and none can write. Only the first job of an engine waits
@@ -183,15 +192,7 @@ impl Containers {
         }
         let labels = [(RUNTIME.to_owned(), "true".to_owned())].into();
         engine.create_volume(&names.runtime, &labels).await.map_err(said)?;
-        // A volume is only reached through a container; it never runs, and carries the labels of the job in case we die here.
-        let document = serde_json::json!({
-            "Image": image,
-            "Entrypoint": [PROGRAM],
-            "Labels": names.labels,
-            "HostConfig": {"NetworkMode": "none", "Mounts": [{
-                "Type": "volume", "Source": names.runtime, "Target": spec::RUNTIME, "VolumeOptions": {"NoCopy": true},
-            }]},
-        });
+        let document = spec::door_document(image, names, &names.runtime, spec::RUNTIME);
         let id = engine.create(&format!("{}-program", names.job), &document).await.map_err(said)?;
         let archive = single_file("kici-init", kici_sys::init::PROGRAM).map_err(|error| error.to_string())?;
         let link = single_file("kici", kici_sys::init::PROGRAM).map_err(|error| error.to_string())?;
@@ -230,7 +231,10 @@ impl Containers {
     ) -> Result<Option<Entered>, String> {
         let Some(made) = job.made.take() else { return Ok(None) };
         let engine = &job.engine;
-        engine.put(&made.id, WORKSPACE, tree(workspace, made.owner)).await.map_err(said)?;
+        match &made.filled_through {
+            Some(id) => engine.fill(id, WORKSPACE, workspace, made.owner).await.map_err(said)?,
+            None => engine.fill(&made.id, WORKSPACE, workspace, made.owner).await.map_err(said)?,
+        }
         let inside = Inside {
             engine: engine.clone(),
             id: made.id,
@@ -258,6 +262,7 @@ impl Containers {
     pub async fn clean(&self, job: JobKey) {
         let removed = async {
             let engine = self.engine().await?;
+            engine.settled().await;
             remove(&engine, &self.of_job(job)).await
         };
         if let Err(error) = removed.await {

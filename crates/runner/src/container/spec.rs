@@ -184,6 +184,19 @@ pub fn job_document(container: &Container, user: &str, names: &Names, bounds: Bo
     })
 }
 
+/// The document of a container that never runs: a volume is only reached through one. It carries the labels of the job, in case
+/// that the agent dies before it is removed.
+pub fn door_document(image: &str, names: &Names, volume: &str, place: &str) -> Json {
+    json!({
+        "Image": image,
+        "Entrypoint": [PROGRAM],
+        "Labels": names.labels,
+        "HostConfig": {"NetworkMode": "none", "Mounts": [{
+            "Type": "volume", "Source": volume, "Target": place, "VolumeOptions": {"NoCopy": true},
+        }]},
+    })
+}
+
 /// The document of a service.
 pub fn service_document(name: &str, service: &Service, names: &Names, bounds: Bounds, publish: bool) -> Json {
     let key = |port: &Port| format!("{}/tcp", port.container);

@@ -304,6 +304,7 @@ impl AgentGateway for Service {
             Some(secret) => Ok(Response::new(GitCredentialResponse {
                 user: "x-access-token".into(),
                 secret,
+                grant: Some(git_credential_response::Grant::Unscoped(UnscopedGrant {})),
                 ..GitCredentialResponse::default()
             })),
             None => Err(Status::permission_denied("credential not available")),
