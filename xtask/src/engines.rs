@@ -33,7 +33,8 @@ pub(crate) struct Engines {
 
 /// Starts the engines that are installed, and names them to tests. Those that are named already are left alone.
 pub(crate) fn start(workspace: &Workspace) -> Result<Engines> {
-    let mut engines = Engines { dir: std::env::temp_dir().join(format!("kici-engines-{}", std::process::id())), running: Vec::new() };
+    let mut engines =
+        Engines { dir: std::env::temp_dir().join(format!("kici-engines-{}", std::process::id())), running: Vec::new() };
     for (name, variable, start) in [
         ("docker", "KICI_TEST_DOCKER_HOST", Engines::docker as fn(&mut Engines) -> Result<PathBuf>),
         ("podman", "KICI_TEST_PODMAN_HOST", Engines::podman),
@@ -44,7 +45,9 @@ pub(crate) fn start(workspace: &Workspace) -> Result<Engines> {
                 if workspace.is_ci() {
                     bail!("tests of containers need root, or {variable}=unix:///path of a {name} of their own");
                 }
-                eprintln!("note: not root, so tests with {name} are skipped; start one and set {variable}=unix:///its/socket");
+                eprintln!(
+                    "note: not root, so tests with {name} are skipped; start one and set {variable}=unix:///its/socket"
+                );
                 continue;
             }
             let socket = start(&mut engines).with_context(|| format!("{name} cannot be started for tests"))?;

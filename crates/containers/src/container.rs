@@ -182,10 +182,9 @@ impl Engine {
         let mut ask = Ask::new(what, Method::POST, path);
         ask.headers = vec![(header::CONNECTION, "Upgrade".to_owned()), (header::UPGRADE, "tcp".to_owned())];
         let answer = self.client().open(ask).await?;
-        let upgraded = hyper::upgrade::on(answer).await.map_err(|error| EngineError::Protocol {
-            what: what.to_owned(),
-            message: error.to_string(),
-        })?;
+        let upgraded = hyper::upgrade::on(answer)
+            .await
+            .map_err(|error| EngineError::Protocol { what: what.to_owned(), message: error.to_string() })?;
         Ok(Attached::new(upgraded))
     }
 

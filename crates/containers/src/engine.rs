@@ -71,6 +71,25 @@ struct Info {
     security_options: Option<Vec<String>>,
 }
 
+/// A container, a network or a volume; volumes have no id.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Thing {
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    labels: Option<Labels>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Volumes {
+    #[serde(default)]
+    volumes: Option<Vec<Thing>>,
+}
+
 /// What an engine has of something.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
@@ -115,7 +134,8 @@ impl Engine {
         let spoken = version_of(&found.api_version).unwrap_or(NEWEST).min(NEWEST);
         client.prefix = format!("/v{}.{}", spoken.0, spoken.1);
         let podman = found.components.iter().any(|component| component.name == "Podman Engine");
-        let info: Info = client.json(Ask::new("asking the container engine", Method::GET, "/info").within(HELLO)).await?;
+        let info: Info =
+            client.json(Ask::new("asking the container engine", Method::GET, "/info").within(HELLO)).await?;
         let rootless = info.security_options.unwrap_or_default().iter().any(|option| option.contains("rootless"));
         let kind = if podman { Kind::Podman } else { Kind::Docker };
         Ok(Self { client, kind, version: found.version, rootless })
@@ -180,41 +200,24 @@ impl Engine {
     /// # Errors
     /// [`EngineError`].
     pub async fn labelled(&self, labels: &Labels) -> Result<Left, EngineError> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "PascalCase")]
-        struct Thing {
-            id: String,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "PascalCase")]
-        struct Volume {
-            name: String,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "PascalCase")]
-        struct Volumes {
-            #[serde(default)]
-            volumes: Option<Vec<Volume>>,
-        }
-        let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let filter = encode(&json!({"label": labels}).to_string());
+        let asked: Vec<String> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let filter = encode(&json!({"label": asked}).to_string());
         let ask = |what, path: &str| Ask::new(what, Method::GET, format!("{path}filters={filter}"));
         let containers = ask("listing containers", "/containers/json?all=true&");
         let networks = ask("listing networks", "/networks?");
         let volumes = ask("listing volumes", "/volumes?");
-        let ids = |things: Vec<Thing>| things.into_iter().map(|thing| thing.id).collect();
+        // Podman lists volumes with any of the labels: what is not asked for must not be removed.
+        let of = |things: Vec<Thing>| {
+            let all = |thing: &Thing| {
+                let own = thing.labels.as_ref();
+                labels.iter().all(|(name, value)| own.is_some_and(|own| own.get(name) == Some(value)))
+            };
+            things.into_iter().filter(all).filter_map(|thing| thing.id.or(thing.name)).collect()
+        };
         Ok(Left {
-            containers: ids(self.client.json(containers).await?),
-            networks: ids(self.client.json(networks).await?),
-            volumes: self
-                .client
-                .json::<Volumes>(volumes)
-                .await?
-                .volumes
-                .unwrap_or_default()
-                .into_iter()
-                .map(|volume| volume.name)
-                .collect(),
+            containers: of(self.client.json(containers).await?),
+            networks: of(self.client.json(networks).await?),
+            volumes: of(self.client.json::<Volumes>(volumes).await?.volumes.unwrap_or_default()),
         })
     }
 
@@ -226,9 +229,10 @@ impl Engine {
             // It would ask first, and wait ten seconds for programs that do not listen.
             futures::future::join_all(left.containers.iter().map(|id| self.kill(id))).await;
         }
-        let containers = left.containers.iter().map(|id| {
-            ("removing a container", format!("/containers/{}?force=true&v=true", encode(id)))
-        });
+        let containers = left
+            .containers
+            .iter()
+            .map(|id| ("removing a container", format!("/containers/{}?force=true&v=true", encode(id))));
         let networks = left.networks.iter().map(|id| ("removing a network", format!("/networks/{}", encode(id))));
         let volumes =
             left.volumes.iter().map(|name| ("removing a volume", format!("/volumes/{}?force=true", encode(name))));

@@ -157,8 +157,9 @@ impl Client {
 
     async fn send(&self, ask: Ask<'_>) -> Result<Response<Incoming>, EngineError> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(error))?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.unreachable(error))?;
         // It ends with the answer, or when what the answer became is dropped.
         self.tasks.spawn(connection.with_upgrades());
         let mut request = Request::builder().method(ask.method).uri(format!("{}{}", self.prefix, ask.path));
@@ -183,7 +184,8 @@ impl Client {
             return Ok(answer);
         }
         let body = timeout(limit, whole(answer)).await.map_err(late)?.unwrap_or_default();
-        let text = serde_json::from_slice::<Json>(&body).ok().and_then(|body| Some(body["message"].as_str()?.to_owned()));
+        let text =
+            serde_json::from_slice::<Json>(&body).ok().and_then(|body| Some(body["message"].as_str()?.to_owned()));
         let message = text.unwrap_or_else(|| format!("status {status}"));
         Err(EngineError::Refused { what, status: status.as_u16(), message })
     }
@@ -192,7 +194,8 @@ impl Client {
     pub(crate) async fn bytes(&self, ask: Ask<'_>) -> Result<Bytes, EngineError> {
         let (what, limit) = (ask.what.to_owned(), ask.limit);
         let answer = self.open(ask).await?;
-        let body = timeout(limit, whole(answer)).await.map_err(|_| EngineError::TimedOut { what: what.clone(), limit })?;
+        let body =
+            timeout(limit, whole(answer)).await.map_err(|_| EngineError::TimedOut { what: what.clone(), limit })?;
         body.map_err(|message| EngineError::Protocol { what, message })
     }
 

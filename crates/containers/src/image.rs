@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
-use http::header::HeaderName;
 use http::Method;
+use http::header::HeaderName;
 use http_body_util::BodyExt as _;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tokio::time::timeout;
 
-use crate::http::{Ask, EngineError, encode};
 use crate::Engine;
+use crate::http::{Ask, EngineError, encode};
 
 /// Longest pause between two words of a pull.
 const PULL_SILENCE: Duration = Duration::from_secs(300);
@@ -192,7 +192,8 @@ mod tests {
         heard("x", br#"{"status":"Pulling from a","id":"1"}"#, &mut tell).expect("fine");
         heard("x", br#"{"status":"Status: Downloaded"}"#, &mut tell).expect("fine");
         heard("x", b"", &mut tell).expect("fine");
-        let error = heard("x", br#"{"errorDetail":{"message":"denied"},"error":"denied"}"#, &mut tell).expect_err("one");
+        let error =
+            heard("x", br#"{"errorDetail":{"message":"denied"},"error":"denied"}"#, &mut tell).expect_err("one");
         assert_eq!(error.to_string(), "x: denied");
         assert_eq!(said, ["Status: Downloaded"]);
     }

@@ -81,6 +81,17 @@ async fn conforms(engine: Engine) {
 
     services(&engine, &name, &labels).await;
 
+    // Something of somebody else that shares a label: it is neither listed nor removed.
+    let mut shared: Labels = labels.clone();
+    shared.insert("kici-test-of".to_owned(), "somebody else".to_owned());
+    let theirs = format!("{name}-theirs");
+    let stranger: Labels = [("kici-test-of".to_owned(), "somebody else".to_owned())].into();
+    engine.create_volume(&theirs, &stranger).await.expect("a volume");
+    assert!(engine.labelled(&shared).await.expect("listed").is_empty(), "all labels are asked for, not any");
+    let left = engine.labelled(&stranger).await.expect("listed");
+    assert_eq!(left.volumes, [theirs]);
+    assert!(engine.remove(&left).await.failed.is_none());
+
     let left = engine.labelled(&labels).await.expect("listed");
     assert_eq!((left.containers.len(), left.networks.len(), left.volumes.len()), (2, 1, 1), "{left:?}");
     let removed = engine.remove(&left).await;
@@ -115,7 +126,11 @@ async fn services(engine: &Engine, network: &str, labels: &Labels) {
         assert!(tokio::time::Instant::now() < until, "it is not reached by its name");
     }
     let failed = engine.exec(&id, &["sh", "-c", "echo out; echo err >&2; exit 3"], limit).await.expect("run");
-    assert_eq!((failed.code, failed.output.contains("out"), failed.output.contains("err")), (3, true, true), "{failed:?}");
+    assert_eq!(
+        (failed.code, failed.output.contains("out"), failed.output.contains("err")),
+        (3, true, true),
+        "{failed:?}"
+    );
     let port = engine.inspect(&id).await.expect("looked at").ports["8080/tcp"];
     let page = tokio::net::TcpStream::connect(("127.0.0.1", port)).await;
     assert!(page.is_ok(), "port {port} of the host leads there: {page:?}");

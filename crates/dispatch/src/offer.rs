@@ -97,7 +97,8 @@ impl OfferMaker<'_> {
         };
         let git = git_access(&claimed.run.repo, declared, host);
         let of_checkout = checkout.iter().filter_map(|c| c.basic.as_ref()).map(|basic| basic.secret.clone());
-        let mask = of_checkout.chain(declared.into_iter().flat_map(secrets_of)).chain(registry_secrets(lock_job)).collect();
+        let mask =
+            of_checkout.chain(declared.into_iter().flat_map(secrets_of)).chain(registry_secrets(lock_job)).collect();
         let grace = lock_job.grace_period_ms.map_or(self.config.default_grace, Duration::from_millis);
         let offer = JobOffer {
             job: Some(wire_ref(claimed.job_ref)),

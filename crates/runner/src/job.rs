@@ -422,7 +422,9 @@ impl Ctx {
         let mut job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
         let contained::Contained { entered, variables } = contained;
         if let Some(Entered { inside, env }) = entered {
-            return Ok(self.prepare_inside(spec, workspace, scratch, access, confine, inside, env, variables, job_facing));
+            return Ok(
+                self.prepare_inside(spec, workspace, scratch, access, confine, inside, env, variables, job_facing)
+            );
         }
         if let Some((_, event)) = job_facing.iter().find(|(name, _)| *name == "KICI_EVENT_PATH") {
             confine.give(Path::new(event))?;

@@ -18,7 +18,9 @@ use crate::call::Calls;
 use crate::keeper::{self, EXIT, NOT_STARTED, STARTED};
 use crate::proc_fs::{kill_below, parents};
 use crate::sys::{self, SIGKILL, SIGTERM, send};
-use crate::wire::{self, ALL, Bytes, Left, MAX_FILE_BYTES, MAX_REQUEST_BYTES, Reply, Request, Start, VERSION, WINDOW_BYTES};
+use crate::wire::{
+    self, ALL, Bytes, Left, MAX_FILE_BYTES, MAX_REQUEST_BYTES, Reply, Request, Start, VERSION, WINDOW_BYTES,
+};
 
 /// Between two looks at a tree that is being ended.
 const SWEEP: Duration = Duration::from_millis(2);

@@ -20,9 +20,9 @@ pub const EXIT: u8 = 3;
 
 /// The words of several commands as arguments: each with their count in front.
 pub fn arguments(commands: &[Vec<OsString>]) -> Vec<OsString> {
-    let words = commands.iter().flat_map(|words| {
-        std::iter::once(OsString::from(words.len().to_string())).chain(words.iter().cloned())
-    });
+    let words = commands
+        .iter()
+        .flat_map(|words| std::iter::once(OsString::from(words.len().to_string())).chain(words.iter().cloned()));
     std::iter::once(OsString::from(WORD)).chain(words).collect()
 }
 

@@ -5,7 +5,7 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_17_a_step_in_a_container_sees_nothing_of_the_host_and_has_no_rights() {
     let Some(site) = Site::start("docker", &[]).await else { return };
-    let text = "env; id -u; grep -E '^(CapEff|CapPrm|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status
+    let text = "set +e; env; id -u; grep -E '^(CapEff|CapPrm|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status
         ls /var/run/docker.sock /run/docker.sock /run/podman 2>&1 | grep -v 'No such file' || echo no engine
         cat /proc/1/environ > /dev/null 2>&1 || echo no environ; cat /proc/1/mem > /dev/null 2>&1 || echo no memory
         ls /proc/1/fd > /dev/null 2>&1 || echo no descriptors; (echo x > /proc/1/fd/1) 2> /dev/null || echo no frames
@@ -16,9 +16,15 @@ async fn acceptance_17_a_step_in_a_container_sees_nothing_of_the_host_and_has_no
         cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2> /dev/null; ps | wc -l";
     let (result, text) = site.run(&[text], json!({})).await;
     assert_eq!(result.state, "success", "{} {text}", result.message);
-    says(&text, &["CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "no engine"]);
+    says(
+        &text,
+        &["CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "no engine"],
+    );
     says(&text, &["no environ", "no memory", "no descriptors", "no frames", "the first process lives"]);
-    says(&text, &["the program is read-only", "and stays", "no mount", "no device", "no chown", "no other user", "4096"]);
+    says(
+        &text,
+        &["the program is read-only", "and stays", "no mount", "no device", "no chown", "no other user", "4096"],
+    );
     let bad = ["KICI_AGENT", "KICI_ORCHESTRATOR", "DOCKER_HOST", &token()];
     assert!(bad.iter().all(|word| !text.contains(word)), "{text}");
 }
@@ -30,7 +36,7 @@ async fn jobs_do_not_see_each_other_and_what_is_asked_for_is_given() {
     site.send(contained(&job(2, 1), vec![script(wait)], json!({}))).await;
     site.fake.logged(&job(2, 1), "step-0-0", " o up").await;
     let more = json!({"container": {"options": {"cap_add": ["CHOWN", "SETUID", "SETGID", "FOWNER"], "read_only": true, "shm_bytes": 1 << 20}}});
-    let text = "ps | grep '[s]top' || echo alone; ls -A /workspace | wc -l; ip addr | grep -c 'inet 1[07]'
+    let text = "set +e; ps | grep '[s]top' || echo alone; ls -A /workspace | wc -l; ip addr | grep -c 'inet 1[07]'
         touch /tmp/file && chown 1000 /tmp/file && echo chown works; su ci -c 'id -u'; su ci -c 'sleep 600' & sleep 0.1
         touch /bin/x 2> /dev/null || echo read-only; touch /workspace/x && echo workspace works
         dd if=/dev/zero of=/dev/shm/x bs=1M count=2 2> /dev/null || echo shm is small";
@@ -56,18 +62,22 @@ async fn hostile_steps_end_as_they_must_and_the_next_job_finds_nothing_of_them()
         ("kill -9 -1; echo never", "step_failed", &["killed by signal 9"]),
         ("rm -rf /workspace/* /tmp/* / 2>/dev/null || true", "", &[]),
         ("ln -s /proc/1 p; cat p/root/etc/shadow 2>/dev/null || echo closed", "", &["closed"]),
-        ("printf '\\0\\0\\0\\005\\005\\0\\0\\0\\0'; printf '\\001\\0\\0\\0\\0\\0\\0\\001x'; echo; echo done", "", &["done"]),
+        (
+            "printf '\\0\\0\\0\\005\\005\\0\\0\\0\\0'; printf '\\001\\0\\0\\0\\0\\0\\0\\001x'; echo; echo done",
+            "",
+            &["done"],
+        ),
         ("nc local:/run/kici/call.sock < /dev/zero > /dev/null 2>&1; echo done", "", &["done"]),
     ];
     for (n, (text, reason, words)) in table.iter().enumerate() {
         let job = job(10 + n as u128, 1);
-        let step = Step { timeout_ms: Some(20_000), ..script(text) };
+        let step = Step { timeout_ms: Some(20_000), ..script(&format!("set +e\n{text}")) };
         let (result, said) = site.run_offer(contained(&job, vec![step], json!({})), 1).await;
         assert_eq!(result.reason, *reason, "{text}: {} {said}", result.message);
         says(&said, words);
     }
     site.nothing_left().await;
-    let (result, text) = site.run(&["ps | grep -c sleep; echo fine"], json!({})).await;
+    let (result, text) = site.run(&["set +e; ps | grep -c [s]leep; echo fine"], json!({})).await;
     assert_eq!((result.state.as_str(), text.as_str()), ("success", "0\nfine\n"));
 }
 

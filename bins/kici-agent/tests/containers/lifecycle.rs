@@ -7,7 +7,8 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_11_a_step_over_its_limit_is_gone_with_all_it_started_before_the_next_one() {
     let Some(site) = Site::start("docker", &[]).await else { return };
-    let hostile = "trap '' TERM; setsid sh -c \"trap '' TERM; while :; do sleep 600; done\" & (setsid sleep 601 &) ; sleep 602";
+    let hostile =
+        "trap '' TERM; setsid sh -c \"trap '' TERM; while :; do sleep 600; done\" & (setsid sleep 601 &) ; sleep 602";
     let first = Step { timeout_ms: Some(500), continue_on_error: true, ..script(hostile) };
     let second = script("ps | grep '[s]leep 60' || echo nothing runs");
     let (result, text) = site.run_offer(contained(&job(2, 1), vec![first, second], json!({})), 2).await;
@@ -81,6 +82,7 @@ async fn killed_agent(kind: &str) {
     assert_eq!((result.state.as_str(), result.reason.as_str()), ("failed", "agent_restarted"));
     let (result, text) = site.run_offer(contained(&job(3, 1), vec![script("echo again")], json!({})), 1).await;
     assert_eq!((result.state.as_str(), text.as_str()), ("success", "again\n"));
+    site.nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,7 +151,8 @@ async fn an_agent_without_an_engine_gives_the_job_back_before_any_work() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_without_a_container_get_that_of_the_agent_and_kept_ones_go_at_the_next_start() {
-    let settings = [("KICI_EXECUTION_MODE", "container"), ("KICI_CONTAINER_IMAGE", BUSYBOX), ("KICI_DOCKER_KEEP_FAILED", "true")];
+    let settings =
+        [("KICI_EXECUTION_MODE", "container"), ("KICI_CONTAINER_IMAGE", BUSYBOX), ("KICI_DOCKER_KEEP_FAILED", "true")];
     let Some(mut site) = Site::start("docker", &settings).await else { return };
     let (result, text) = site.run_offer(offer(&job(2, 1), vec![script("pwd; echo $OF_IMAGE; exit 1")]), 1).await;
     assert_eq!(result.state, "failed");

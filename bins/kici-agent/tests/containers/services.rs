@@ -26,7 +26,8 @@ async fn reached(kind: &str) {
         "ports": [{"container": 8080}],
         "health": {"run": "nc 127.0.0.1 8080 < /dev/null", "interval_ms": 50, "retries": 100},
     }))}});
-    let get = "printf 'GET /index.html HTTP/1.0\\r\\n\\r\\n' | nc $KICI_SERVICE_MY_WEB_HOST $KICI_SERVICE_MY_WEB_PORT_8080";
+    let get =
+        "printf 'GET /index.html HTTP/1.0\\r\\n\\r\\n' | nc $KICI_SERVICE_MY_WEB_HOST $KICI_SERVICE_MY_WEB_PORT_8080";
     let (result, text) = site.run(&[&format!("echo at $KICI_SERVICE_MY_WEB_HOST; {get}")], more.clone()).await;
     assert_eq!(result.state, "success", "{} {text}", result.message);
     says(&text, &["at my-web\n", "200 OK", "page"]);
@@ -56,7 +57,8 @@ async fn a_service_that_fails_shows_its_output_and_fails_the_job_before_any_step
     let Some(site) = Site::start("docker", &[]).await else { return };
     import(&site.engine, "localhost/kici-test/broken:1", "echo starting; echo no such database >&2; exit 4").await;
     import(&site.engine, "localhost/kici-test/slow:1", "echo waiting for ever; sleep 600").await;
-    let service = |image: &str, health: Json| json!({"services": {"db": {"image": {"static": image}, "health": health}}});
+    let service =
+        |image: &str, health: Json| json!({"services": {"db": {"image": {"static": image}, "health": health}}});
     let health = json!({"run": "echo not yet; exit 1", "interval_ms": 20, "retries": 3});
     let (result, text) = site.run(&["echo never"], service("localhost/kici-test/broken:1", health.clone())).await;
     assert_eq!((result.state.as_str(), result.reason.as_str(), text.as_str()), ("failed", "sandbox_failed", ""));

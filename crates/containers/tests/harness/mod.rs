@@ -47,8 +47,9 @@ async fn images(engine: &Engine) {
 pub fn root_file_system() -> Vec<u8> {
     const APPLETS: [&str; 43] = [
         "sh", "ls", "cat", "echo", "env", "sleep", "id", "touch", "mkdir", "rm", "ln", "mv", "cp", "dd", "head",
-        "tail", "grep", "sed", "awk", "wc", "seq", "ps", "kill", "setsid", "nohup", "mount", "umount", "mknod", "chmod",
-        "chown", "nc", "nslookup", "ping", "ip", "httpd", "true", "false", "test", "tr", "od", "stat", "date", "su",
+        "tail", "grep", "sed", "awk", "wc", "seq", "ps", "kill", "setsid", "nohup", "mount", "umount", "mknod",
+        "chmod", "chown", "nc", "nslookup", "ping", "ip", "httpd", "true", "false", "test", "tr", "od", "stat", "date",
+        "su",
     ];
     let program = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.is_file());
     let program = std::fs::read(program.expect("busybox-static is installed (apt-get install busybox-static)"));
@@ -65,7 +66,9 @@ pub fn root_file_system() -> Vec<u8> {
         }
     };
     use tar::EntryType::{Directory, Regular, Symlink};
-    for (dir, mode) in [("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777), ("proc", 0o755), ("root", 0o700), ("var", 0o755)] {
+    for (dir, mode) in
+        [("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777), ("proc", 0o755), ("root", 0o700), ("var", 0o755)]
+    {
         put(dir, Directory, mode, &[], None);
     }
     put("bin/busybox", Regular, 0o755, &program, None);

@@ -46,9 +46,8 @@ impl Walk<'_> {
             self.within("pull", |walk| walk.word(&entry.value, &["always", "missing", "never"]).map(pull_of))
         });
         let credentials = self.registry_credentials(fields, "`container`");
-        let options = fields.get("options").and_then(|entry| {
-            self.within("options", |walk| walk.container_options(&entry.value))
-        });
+        let options =
+            fields.get("options").and_then(|entry| self.within("options", |walk| walk.container_options(&entry.value)));
         let options = options.unwrap_or_default();
         Some(Container { env, user, pull: pull.unwrap_or_default(), credentials, options, ..plain(image?) })
     }
@@ -85,9 +84,8 @@ impl Walk<'_> {
         let ports = fields
             .get("ports")
             .map_or_else(Vec::new, |entry| self.within("ports", |walk| walk.service_ports(&entry.value)));
-        let health = fields
-            .get("health")
-            .and_then(|entry| self.within("health", |walk| walk.health(&entry.value, &owner)));
+        let health =
+            fields.get("health").and_then(|entry| self.within("health", |walk| walk.health(&entry.value, &owner)));
         let credentials = self.registry_credentials(fields, &owner);
         Some(Service { image: image?, env, ports, health, credentials })
     }
@@ -100,7 +98,8 @@ impl Walk<'_> {
 
     fn image_of(&mut self, node: &Node, fields: Fields<'_>, scope: &Scope, owner: &str) -> Option<Value> {
         let Some(entry) = fields.get("image") else {
-            self.fault("K0101", node.span, format!("{owner} has no `image`")).expected(["`image`, such as `rust:1.86`"]);
+            self.fault("K0101", node.span, format!("{owner} has no `image`"))
+                .expected(["`image`, such as `rust:1.86`"]);
             return None;
         };
         self.within("image", |walk| walk.image(&entry.value, scope))
@@ -143,7 +142,8 @@ impl Walk<'_> {
             fields.get(key).and_then(|entry| self.within(key, |walk| walk.bool(&entry.value))).unwrap_or_default()
         };
         let (privileged, read_only) = (flag("privileged"), flag("read_only"));
-        let shm_bytes = fields.get("shm_size").and_then(|entry| self.within("shm_size", |walk| walk.size(&entry.value)));
+        let shm_bytes =
+            fields.get("shm_size").and_then(|entry| self.within("shm_size", |walk| walk.size(&entry.value)));
         let cap_add = fields
             .get("cap_add")
             .map_or_else(Vec::new, |entry| self.within("cap_add", |walk| walk.capabilities(&entry.value)));
@@ -187,9 +187,9 @@ impl Walk<'_> {
         let text = self.fixed(node, "a port")?;
         let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
         let port = match text.split_once(':') {
-            Some((host, container)) => number(container)
-                .zip(number(host))
-                .map(|(container, host)| Port { container, host: Some(host) }),
+            Some((host, container)) => {
+                number(container).zip(number(host)).map(|(container, host)| Port { container, host: Some(host) })
+            }
             None => number(text).map(|container| Port { container, host: None }),
         };
         if port.is_none() {

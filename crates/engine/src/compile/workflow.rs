@@ -227,6 +227,7 @@ impl Walk<'_> {
             display_name: Some(Value::fixed("hooks")),
             needs: jobs.iter().map(|job| Need { job: job.name.clone(), run_on: all() }).collect(),
             env: defaults.env.clone(),
+            container: defaults.container.clone(),
             timeout_ms: Some(MAX_RUN_HOOKS_MS),
             hooks,
             ..Job::bare(RUN_HOOKS_JOB, SourceRef { file: self.file.to_owned(), line: entry.span.start.line }, runs_on)

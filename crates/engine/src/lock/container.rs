@@ -16,18 +16,8 @@ const MAX_IMAGE_BYTES: usize = 512;
 
 /// Capabilities that a workflow may ask for without a word of the agent's operator: those that programs need to install
 /// packages or to step down from root inside of a container. None of them reaches out of it (capabilities(7)).
-pub const HARMLESS_CAPABILITIES: [&str; 10] = [
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "NET_BIND_SERVICE",
-    "SETFCAP",
-    "SETGID",
-    "SETPCAP",
-    "SETUID",
-];
+pub const HARMLESS_CAPABILITIES: [&str; 10] =
+    ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID"];
 
 /// The container that the steps of a job run in.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -190,10 +180,7 @@ pub fn is_image(text: &str) -> bool {
             && part.ends_with(edge)
             && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'_' | b'.' | b'-'))
     };
-    text.len() <= MAX_IMAGE_BYTES
-        && parts.all(is_part)
-        && tag.is_none_or(is_tag)
-        && digest.is_none_or(is_digest)
+    text.len() <= MAX_IMAGE_BYTES && parts.all(is_part) && tag.is_none_or(is_tag) && digest.is_none_or(is_digest)
 }
 
 /// The name of a service in environment variables: `db-1` is `DB_1`.

@@ -7,10 +7,7 @@ use crate::expr::Context;
 use crate::lock::{Container, Job, Service, Value, is_image};
 
 /// The container and the services of a job with their templates rendered.
-pub(super) fn rendered(
-    job: &Job,
-    context: &Context,
-) -> Result<(Option<Container>, BTreeMap<String, Service>), String> {
+pub(super) fn rendered(job: &Job, context: &Context) -> Result<(Option<Container>, BTreeMap<String, Service>), String> {
     let container = match &job.container {
         Some(container) => {
             let (image, env) = of("container", &container.image, &container.env, context)?;

@@ -18,7 +18,9 @@ fn credentials() -> Json {
 pub(super) fn container() -> Json {
     let options = object(&keys::CONTAINER_OPTIONS, &[], |key| match key {
         "cap_add" => reference("strings", "Capabilities besides none, such as SETUID"),
-        "privileged" => json!({"type": "boolean", "description": "All rights of the host; agents refuse it by default"}),
+        "privileged" => {
+            json!({"type": "boolean", "description": "All rights of the host; agents refuse it by default"})
+        }
         "read_only" => json!({"type": "boolean", "description": "The root file system cannot be written"}),
         _ => reference("size", "Size of /dev/shm"),
     });

@@ -69,7 +69,9 @@ fn capabilities(text: &str) -> Result<Vec<String>, String> {
     let names = keys::list(text);
     let legal = |name: &str| name != "ALL" && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
     match names.iter().find(|name| !legal(name) || name.starts_with("CAP_")) {
-        Some(name) => Err(format!("`{name}` is not a capability; names are in capitals without CAP_, such as SYS_PTRACE")),
+        Some(name) => {
+            Err(format!("`{name}` is not a capability; names are in capitals without CAP_, such as SYS_PTRACE"))
+        }
         None => Ok(names),
     }
 }

@@ -14,9 +14,9 @@ use std::time::Duration;
 use kici_engine::ids::AgentId;
 use secrecy::SecretString;
 
+pub use containers::ContainerPolicy;
 pub use keys::{KEYS, Key};
 pub(crate) use parts::{BWRAP_HINT, program};
-pub use containers::ContainerPolicy;
 pub use parts::{Hardening, Isolation, Listen, Pressure, Reset, ResetOn, Scaled};
 
 /// The settings of an agent.

@@ -12,8 +12,8 @@ use kici_sys::confine::{Calls, Confinement, Files, Reach, User, calls_available,
 use kici_sys::process::Spawn;
 use sha2::{Digest, Sha256};
 
-use crate::container::Containers;
 use crate::config::{BWRAP_HINT, Config, Hardening, Isolation, program};
+use crate::container::Containers;
 use bwrap::Bwrap;
 
 /// Directories for temporary files that every program expects to write.

@@ -44,7 +44,8 @@ impl Wanted {
     /// In words, when the agent does not allow it.
     pub fn of(spec: &JobSpec, config: &Config) -> Result<Option<Self>, String> {
         let policy = &config.containers;
-        let container = if policy.already_inside { None } else { spec.container.clone().or_else(|| policy.by_default()) };
+        let container =
+            if policy.already_inside { None } else { spec.container.clone().or_else(|| policy.by_default()) };
         if let Some(container) = &container {
             spec::allowed(container, policy)?;
         }
@@ -125,9 +126,10 @@ impl Containers {
         let network = async { engine.create_network(&names.job, &names.labels).await.map_err(said) };
         let images = images(&engine, wanted, notes);
         let (_, images) = try_join(network, images).await?;
-        let services = wanted.services.iter().map(|(name, service)| {
-            services::start(&engine, name, service, &names, wanted.bounds, inside, notes)
-        });
+        let services = wanted
+            .services
+            .iter()
+            .map(|(name, service)| services::start(&engine, name, service, &names, wanted.bounds, inside, notes));
         let container = async {
             match &wanted.container {
                 Some(container) => {
@@ -176,7 +178,8 @@ impl Containers {
         let attached = engine.attach(&id).await.map_err(said)?;
         let (link, env) = Link::open(attached, calls).await?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        let mut env: BTreeMap<String, String> = env.into_iter().map(|(name, value)| (text(name), text(value))).collect();
+        let mut env: BTreeMap<String, String> =
+            env.into_iter().map(|(name, value)| (text(name), text(value))).collect();
         env.retain(|name, _| !name.starts_with("KICI_"));
         env.extend(container.env.iter().map(|(name, value)| (name.clone(), spec::text(value).to_owned())));
         Ok(Made { id, filled_through, owner: Owner { uid, gid }, link, env })

@@ -135,8 +135,12 @@ impl Containers {
         };
         match tokio::time::timeout(SWEEP, swept).await {
             Ok(Ok(0)) => {}
-            Ok(Ok(count)) => tracing::warn!(count, "containers, networks and volumes of an earlier process were removed"),
-            Ok(Err(error)) => tracing::error!(error, "what an earlier process left on the container engine is not gone"),
+            Ok(Ok(count)) => {
+                tracing::warn!(count, "containers, networks and volumes of an earlier process were removed")
+            }
+            Ok(Err(error)) => {
+                tracing::error!(error, "what an earlier process left on the container engine is not gone")
+            }
             Err(_) => tracing::error!("the container engine takes too long to remove what an earlier process left"),
         }
     }

@@ -36,7 +36,8 @@ pub(super) async fn start(
             let log = engine.logs(&id, LOG_LINES).await.unwrap_or_default();
             notes.say(format!("service `{name}`: {why}; the end of its output:"));
             log.lines().for_each(|line| notes.say(format!("{name} | {line}")));
-            let last = log.lines().rev().find(|line| !line.trim().is_empty()).map(|line| format!("; it said last: {line}"));
+            let last =
+                log.lines().rev().find(|line| !line.trim().is_empty()).map(|line| format!("; it said last: {line}"));
             return Err(failed(format!("{why}{}", last.unwrap_or_default())));
         }
     };
@@ -61,7 +62,8 @@ async fn ready(engine: &Engine, id: &str, health: Option<&Health>) -> Result<Sta
         match engine.exec(id, &["sh", "-c", &health.run], ASKED).await {
             Ok(done) if done.code == 0 => return Ok(state),
             Ok(done) => {
-                let said = done.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().to_owned();
+                let said =
+                    done.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().to_owned();
                 answer = format!(" (`{}` answers with exit code {}: {said})", health.run.trim(), done.code);
             }
             // It may have ended just now, which the next look tells.

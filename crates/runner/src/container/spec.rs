@@ -370,8 +370,12 @@ mod tests {
     #[test]
     fn images_are_fetched_when_they_must_be() {
         use Pull::{Always, Missing, Never};
-        let table =
-            [(Always, true, Some(true)), (Missing, true, Some(false)), (Missing, false, Some(true)), (Never, false, None)];
+        let table = [
+            (Always, true, Some(true)),
+            (Missing, true, Some(false)),
+            (Missing, false, Some(true)),
+            (Never, false, None),
+        ];
         for (pull, is_there, expected) in table {
             assert_eq!(must_pull("x", pull, is_there).ok(), expected, "{pull:?} {is_there}");
         }

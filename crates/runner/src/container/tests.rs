@@ -16,6 +16,8 @@ use super::*;
 struct Fake {
     has: BTreeMap<String, Vec<&'static str>>,
     refusals: u32,
+    /// Of everything that it has.
+    labels: Labels,
 }
 
 type Shared = Arc<Mutex<Fake>>;
@@ -36,11 +38,12 @@ async fn removed(State(fake): State<Shared>, Path((kind, name)): Path<(String, S
 
 async fn listed(State(fake): State<Shared>, Path(kind): Path<String>) -> String {
     let fake = fake.lock().expect("lock");
+    let things = |names: &[&str], key: &str| -> Vec<Json> {
+        names.iter().map(|name| json!({key: name, "Labels": fake.labels})).collect()
+    };
     match fake.has.get(&kind) {
-        Some(names) if kind == "volumes" => {
-            json!({"Volumes": names.iter().map(|name| json!({"Name": name})).collect::<Vec<_>>()}).to_string()
-        }
-        Some(names) => json!(names.iter().map(|name| json!({"Id": name})).collect::<Vec<_>>()).to_string(),
+        Some(names) if kind == "volumes" => json!({"Volumes": things(names, "Name")}).to_string(),
+        Some(names) => json!(things(names, "Id")).to_string(),
         None => match kind.as_str() {
             "version" => json!({"Version": "20.10", "ApiVersion": "1.41", "Components": []}).to_string(),
             _ => json!({"SecurityOptions": []}).to_string(),
@@ -73,7 +76,7 @@ async fn start(dir: &std::path::Path, fake: Shared) -> Containers {
 fn fake(refusals: u32) -> Shared {
     let has = [("containers", vec!["c1", "c2"]), ("networks", vec!["n"]), ("volumes", vec!["v"])];
     let has = has.into_iter().map(|(kind, names)| (kind.to_owned(), names)).collect();
-    Arc::new(Mutex::new(Fake { has, refusals }))
+    Arc::new(Mutex::new(Fake { has, refusals, labels: Labels::new() }))
 }
 
 fn left(fake: &Shared) -> Json {
@@ -86,6 +89,7 @@ async fn complaint_17_what_an_engine_refuses_to_remove_is_tried_until_nothing_is
     let dir = tempfile::tempdir().expect("a directory");
     let fake = fake(2);
     let containers = start(dir.path(), Arc::clone(&fake)).await;
+    fake.lock().expect("lock").labels = containers.of_job(JobKey::for_test(1, 1));
     containers.clean(JobKey::for_test(1, 1)).await;
     assert_eq!(left(&fake), nothing);
 }
@@ -95,6 +99,12 @@ async fn complaint_17_an_agent_that_starts_removes_what_an_earlier_one_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let fake = fake(0);
     let containers = start(dir.path(), Arc::clone(&fake)).await;
+    // Of another agent on the same engine: not ours to remove.
+    let of_other = containers.of_agent().into_iter().map(|(name, value)| (name, value + "x")).collect();
+    fake.lock().expect("lock").labels = of_other;
+    containers.sweep().await;
+    assert_eq!(left(&fake)["containers"], json!(["c1", "c2"]));
+    fake.lock().expect("lock").labels = containers.of_job(JobKey::for_test(1, 1));
     containers.sweep().await;
     assert_eq!(left(&fake), json!({"containers": [], "networks": [], "volumes": []}));
     // Nothing to do, and nothing to wait for, where there is no engine.

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::command::Went;
 use super::exec::{Ended, told};
-use super::tree::Tree;
 use super::step::Attempt;
+use super::tree::Tree;
 use super::{Run, files};
 use crate::ports::Reporter;
 use crate::spool::StepLog;

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 
 use super::command::{Refused, Went};
 use super::exec::{Bounds, Ended};
-use super::tree::Tree;
 use super::step::{Done, plain_name};
+use super::tree::Tree;
 use super::{Outcome, Run, describe};
 use crate::key::hook_key;
 use crate::ports::{Reporter, StepReport};

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::{Refused, Went};
-use super::tree::Tree;
 use super::step::{Attempt, plain_name};
+use super::tree::Tree;
 use super::{Outcome, Run};
 use crate::key::init_key;
 use crate::ports::{Reporter, StepReport};

@@ -13,8 +13,8 @@ use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::tree::Tree;
 use super::command::{Base, Refused, Went};
+use super::tree::Tree;
 use super::{Outcome, Run};
 use crate::key::step_key;
 use crate::lines::Lines;
