@@ -8,7 +8,7 @@ async fn acceptance_17_a_step_in_a_container_sees_nothing_of_the_host_and_has_no
     let text = "set +e; env; id -u; grep -E '^(CapEff|CapPrm|CapBnd|NoNewPrivs|Seccomp):' /proc/self/status
         ls /var/run/docker.sock /run/docker.sock /run/podman 2>&1 | grep -v 'No such file' || echo no engine
         cat /proc/1/environ > /dev/null 2>&1 || echo no environ; cat /proc/1/mem > /dev/null 2>&1 || echo no memory
-        ls /proc/1/fd > /dev/null 2>&1 || echo no descriptors; (echo x > /proc/1/fd/1) 2> /dev/null || echo no frames
+        (cat < /proc/1/fd/0) > /dev/null 2>&1 || echo no descriptors; (echo x > /proc/1/fd/1) 2> /dev/null || echo no frames
         kill -9 1; kill -STOP 1; echo the first process lives
         echo x > /opt/kici/kici-init || echo the program is read-only; rm -f /opt/kici/kici 2> /dev/null || echo and stays
         mount -t tmpfs none /tmp 2> /dev/null || echo no mount; mknod /tmp/sda b 8 0 2> /dev/null || echo no device

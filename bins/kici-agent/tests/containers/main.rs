@@ -60,11 +60,15 @@ impl Site {
 
     /// Everything of this agent on the engine.
     async fn left(&self) -> kici_containers::Left {
+        self.engine.labelled(&self.labels()).await.expect("listed")
+    }
+
+    /// The labels of everything of this agent.
+    fn labels(&self) -> Labels {
         use sha2::Digest as _;
         let state = self.dir.join("state");
         let scope = hex::encode(&sha2::Sha256::digest(state.as_os_str().as_encoded_bytes())[..4]);
-        let labels: Labels = [("kici-agent-scope".to_owned(), scope)].into();
-        self.engine.labelled(&labels).await.expect("listed")
+        [("kici-agent-scope".to_owned(), scope)].into()
     }
 
     /// Waits until nothing of this agent is on the engine any more.
@@ -113,6 +117,13 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         self.agent.kill();
+        // An engine has addresses for some thirty networks at once.
+        let (engine, labels) = (self.engine.clone(), self.labels());
+        let removing = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("built");
+            runtime.block_on(async { engine.remove(&engine.labelled(&labels).await.unwrap_or_default()).await })
+        });
+        let _ = removing.join();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

@@ -160,11 +160,12 @@ impl Walk<'_> {
             let Some(text) = self.fixed(item, "a capability") else { continue };
             let upper = text.to_ascii_uppercase();
             let name = upper.strip_prefix("CAP_").unwrap_or(&upper);
-            if name == text && name != "ALL" && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_') {
+            let is_legal = name != "ALL" && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
+            if name == text && is_legal {
                 all.push(name.to_owned());
                 continue;
             }
-            let suggestion = (name != "ALL" && name != text).then(|| name.to_owned());
+            let suggestion = is_legal.then(|| name.to_owned());
             self.fault("K0204", item.span, format!("`{}` is not a capability", shorten(text)))
                 .expected(["a name of capabilities(7) in capitals without `CAP_`, such as `SETUID`"])
                 .replace(suggestion);

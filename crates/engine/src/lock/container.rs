@@ -169,7 +169,10 @@ pub fn is_image(text: &str) -> bool {
     if several && (first.contains(['.', ':']) || first == "localhost") {
         parts.next();
         let (host, port) = first.split_once(':').map_or((first, None), |(host, port)| (host, Some(port)));
-        let is_host = !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-'));
+        let edge = |c: char| c.is_ascii_alphanumeric();
+        let is_host = host.starts_with(edge)
+            && host.ends_with(edge)
+            && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-'));
         if !is_host || port.is_some_and(|port| port.parse::<u16>().is_err()) {
             return false;
         }
