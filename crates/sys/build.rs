@@ -1,5 +1,7 @@
 //! Builds the first process of containers as a static program, which the library carries along.
 
+#![allow(clippy::disallowed_methods, reason = "cargo tells build scripts by their environment")]
+
 use std::path::PathBuf;
 use std::process::Command;
 

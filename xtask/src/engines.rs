@@ -25,6 +25,12 @@ events_logger = "file"
 runtime = "runc"
 "#;
 
+type Start = fn(&mut Engines) -> Result<PathBuf>;
+
+/// The engines, the variables that name their sockets, and how they are started.
+const ALL: [(&str, &str, Start); 2] =
+    [("docker", "KICI_TEST_DOCKER_HOST", Engines::docker), ("podman", "KICI_TEST_PODMAN_HOST", Engines::podman)];
+
 /// Engines that run for as long as this lives.
 pub(crate) struct Engines {
     dir: PathBuf,
@@ -35,10 +41,7 @@ pub(crate) struct Engines {
 pub(crate) fn start(workspace: &Workspace) -> Result<Engines> {
     let mut engines =
         Engines { dir: std::env::temp_dir().join(format!("kici-engines-{}", std::process::id())), running: Vec::new() };
-    for (name, variable, start) in [
-        ("docker", "KICI_TEST_DOCKER_HOST", Engines::docker as fn(&mut Engines) -> Result<PathBuf>),
-        ("podman", "KICI_TEST_PODMAN_HOST", Engines::podman),
-    ] {
+    for (name, variable, start) in ALL {
         let required = format!("KICI_REQUIRE_{}", name.to_uppercase());
         if workspace.shell.var_os(variable).is_none() {
             if !Uid::effective().is_root() {

@@ -17,7 +17,8 @@ const NAMED: [(&str, &str); 2] = [("docker", "KICI_TEST_DOCKER_HOST"), ("podman"
 /// The socket of an engine, or none where there is none: then the test is skipped, but in CI, where it fails.
 pub fn socket(kind: &str) -> Option<PathBuf> {
     let (_, variable) = NAMED.iter().find(|(name, _)| *name == kind).expect("a known engine");
-    if let Ok(host) = std::env::var(variable) {
+    if let Some(host) = std::env::var_os(variable) {
+        let host = host.into_string().expect("UTF-8");
         return Some(host.strip_prefix("unix://").unwrap_or(&host).into());
     }
     let message = format!("{variable} is not set: no {kind} for tests; `cargo xtask test` starts one where it can");
