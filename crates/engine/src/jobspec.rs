@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::check::CheckMode;
 use crate::hosts::Fanout;
-use crate::lock::{Composite, Group, Hooks, Step, Value};
+use crate::lock::{Artifacts, Cache, Composite, Group, Hooks, Step, Value};
 
 /// The `spec_json` of a `JobOffer`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,12 @@ pub struct JobSpec {
     /// Commands that prepare the job before its first step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub init: Vec<Step>,
+    /// Files that are restored before the first step and saved after the last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<Cache>,
+    /// Files that it takes from other jobs and hands over.
+    #[serde(default, skip_serializing_if = "Artifacts::is_empty")]
+    pub artifacts: Artifacts,
     /// The steps, as in the lock.
     pub steps: Vec<Step>,
     /// The groups that steps form.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod check;
 pub mod compile;
 pub mod concurrency;

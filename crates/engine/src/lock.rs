@@ -12,10 +12,12 @@ use serde::{Deserialize, Serialize};
 use crate::hosts::{HostSelector, OnUnreachable};
 use crate::state::{FailureClass, JobStatus};
 
+mod cache;
 mod git;
 mod step;
 mod trigger;
 
+pub use cache::{Artifacts, Cache, Download, IfEmpty, KeepWhen, Upload};
 pub use git::{CredentialMaterial, GitAccess, GitCredentials, MAX_NAMED, Material, NamedCredential};
 pub use step::{
     Action, Backoff, Check, Composite, Emit, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB,
@@ -231,6 +233,12 @@ pub struct Job {
     /// Commands that prepare it after the checkout and before the first step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub init: Vec<Step>,
+    /// Files that are restored before the first step and saved after the last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<Cache>,
+    /// Files that it takes from other jobs and hands over.
+    #[serde(default, skip_serializing_if = "Artifacts::is_empty")]
+    pub artifacts: Artifacts,
     /// Its steps, at least one but for the job of a workflow's hooks.
     pub steps: Vec<Step>,
     /// The groups that its steps form.
@@ -271,6 +279,8 @@ impl Job {
             concurrency: None,
             retry: None,
             init: Vec::new(),
+            cache: Vec::new(),
+            artifacts: Artifacts::default(),
             steps: Vec::new(),
             groups: Vec::new(),
             composites: Vec::new(),

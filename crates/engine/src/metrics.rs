@@ -107,6 +107,7 @@ catalogue! {
         Counter "kici_orch_log_chunks_received_total" ["source"] "": "Log chunks that arrived.";
         Counter "kici_orch_log_gap_total" ["source"] "": "Ranges that are missing in job logs.";
         Counter "kici_orch_nonmonotonic_job_status_writes_total" ["rejected_status"] "": "Status changes that were refused because the job had moved on.";
+        Counter "kici_orch_object_bytes_total" ["direction"] "bytes": "Bytes of caches and artifacts that came in and went out.";
         Counter "kici_orch_ownership_violations_total" ["kind"] "": "Frames about jobs that the sender does not own.";
         Histogram "kici_orch_queue_wait_seconds" ["pool"] "seconds" LONG: "From a job being ready to its start.";
         Counter "kici_orch_retention_rows_deleted_total" ["table"] "": "Rows that were deleted because of their age.";
@@ -116,8 +117,12 @@ catalogue! {
         Counter "kici_orch_stale_runs_detected_total" [] "": "Runs that were found out of contact.";
         Counter "kici_orch_step_logs_pruned_total" [] "": "Objects of logs that were removed because of their age.";
         Counter "kici_orch_steps_total" ["status"] "": "Steps that ended.";
+        Gauge "kici_orch_stored_bytes" ["kind"] "bytes": "Bytes of caches and artifacts that are kept.";
+        Gauge "kici_orch_stored_objects" ["kind"] "": "Entries of caches and artifacts that are kept.";
         Histogram "kici_orch_trigger_match_duration_seconds" [] "seconds" QUICK: "Time to match the workflows of one event.";
         Counter "kici_orch_unroutable_fast_failed_total" [] "": "Jobs that failed because no agent could ever run them.";
+        Counter "kici_orch_user_cache_evicted_total" ["reason"] "": "Entries of caches that were removed: age, quota.";
+        Counter "kici_orch_user_cache_ops_total" ["op", "result"] "": "Restores and saves of caches.";
         Counter "kici_orch_webhook_pipeline_failures_total" ["phase"] "": "Failures after a delivery was accepted.";
         Counter "kici_orch_webhook_signature_failures_total" ["source"] "": "Deliveries with a wrong signature.";
         Counter "kici_orch_webhooks_processed_total" ["result"] "": "Deliveries by outcome.";

@@ -5,6 +5,7 @@ use serde_json::{Value as Json, json};
 
 use crate::compile::keys::{self, KeySet};
 
+mod kept;
 mod on;
 
 /// Where the published schema says it lives.
@@ -50,6 +51,8 @@ fn definitions() -> Json {
             "additionalProperties": {"$ref": "#/$defs/template"},
         },
         "concurrency": concurrency(),
+        "cache": kept::cache(),
+        "artifacts": kept::artifacts(),
         "labels": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
         "runs_on": {"anyOf": [{"$ref": "#/$defs/labels"}, object(&keys::RUNS_ON, &["labels"], |key| match key {
             "labels" => reference("labels", "Labels that an agent must have, all of them"),
@@ -182,6 +185,8 @@ fn job_key(key: &str) -> Json {
             "anyOf": [{"$ref": "#/$defs/need"}, {"type": "array", "items": {"$ref": "#/$defs/need"}}],
         }),
         "if" => reference("condition", "Asked when the needs are met; false: skipped"),
+        "cache" => reference("cache", "Restored before the first step, saved after the last"),
+        "artifacts" => reference("artifacts", "Taken before the first step, handed over after the last"),
         "init" => json!({
             "description": "Prepares the job before its first step",
             "anyOf": [{"const": false}, {"$ref": "#/$defs/init"}, {"type": "array", "items": {"$ref": "#/$defs/init"}}],
@@ -382,6 +387,7 @@ fn step_key(key: &str) -> Json {
         "emit" => emit(),
         "parallel" => parallel(),
         "hooks" => hooks(&keys::STEP_HOOKS),
+        "cache" => reference("cache", "Restored before it, saved after it"),
         "id" => {
             json!({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]{0,63}$", "description": "Names its outputs"})
         }

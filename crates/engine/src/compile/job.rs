@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::expr::Scope;
-use crate::lock::{Checkout, Hooks, Job, Need, Rule, Selector, Shell, SourceRef, Step, Value};
+use crate::lock::{Artifacts, Cache, Checkout, Hooks, Job, Need, Rule, Selector, Shell, SourceRef, Step, Value};
 use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
@@ -91,6 +91,7 @@ impl Walk<'_> {
             None => place.defaults.timeout_ms,
         };
         let (rules, init, hooks) = self.around_steps(fields, &around, &ids);
+        let (cache, artifacts) = self.kept(fields, &around, &ids);
         Some(Job {
             name: name.to_owned(),
             display_name: fields.get("name").and_then(|entry| {
@@ -120,6 +121,8 @@ impl Walk<'_> {
                 .and_then(|entry| self.within("git_credentials", |walk| walk.git_credentials(&entry.value))),
             rules,
             init,
+            cache,
+            artifacts,
             hooks,
             outputs: self.outputs(fields, &around, &ids),
             timeout_ms,
@@ -159,6 +162,18 @@ impl Walk<'_> {
             self.within("hooks", |walk| walk.hooks(&entry.value, &keys::JOB_HOOKS, &owner, &scope, around))
         });
         (rules, init, hooks)
+    }
+
+    /// The files that it restores, saves, takes and hands over.
+    fn kept(&mut self, fields: Fields<'_>, around: &Around<'_>, ids: &[String]) -> (Vec<Cache>, Artifacts) {
+        let cache = fields.get("cache").map_or_else(Vec::new, |entry| {
+            let scope = around.scope("cache", &[]);
+            self.within("cache", |walk| walk.caches(&entry.value, &around.owner(), &scope))
+        });
+        let artifacts = fields.get("artifacts").map_or_else(Artifacts::default, |entry| {
+            self.within("artifacts", |walk| walk.artifacts(&entry.value, around, ids))
+        });
+        (cache, artifacts)
     }
 
     pub(super) fn description(&mut self, fields: Fields<'_>) -> Option<String> {

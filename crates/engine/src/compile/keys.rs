@@ -88,6 +88,8 @@ pub(crate) const INPUT: KeySet = KeySet {
 };
 pub(crate) const JOB: KeySet = KeySet {
     accepted: &[
+        "artifacts",
+        "cache",
         "checkout",
         "concurrency",
         "description",
@@ -115,8 +117,6 @@ pub(crate) const JOB: KeySet = KeySet {
     ],
     planned: &[
         "approval",
-        "artifacts",
-        "cache",
         "container",
         "environment",
         "full_repo",
@@ -150,6 +150,7 @@ pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] }
 pub(crate) const STEP: KeySet = KeySet {
     accepted: &[
         "apply",
+        "cache",
         "check",
         "continue_on_error",
         "drift_exit_code",
@@ -170,7 +171,7 @@ pub(crate) const STEP: KeySet = KeySet {
         "with",
         "working_directory",
     ],
-    planned: &["approval", "cache", "secrets"],
+    planned: &["approval", "secrets"],
 };
 /// What may stand beside `use`.
 pub(crate) const OF_USE: [&str; 6] = ["env", "id", "if", "name", "use", "with"];
@@ -191,7 +192,13 @@ pub(crate) const RUN_HOOKS: KeySet =
     KeySet { accepted: &["cleanup", "on_cancel", "on_failure", "on_success"], planned: &[] };
 pub(crate) const HOOK_STEP: KeySet =
     KeySet { accepted: &["env", "name", "run", "shell", "timeout", "working_directory"], planned: &[] };
-pub(crate) const INIT: KeySet = KeySet { accepted: &["env", "run", "shell", "timeout"], planned: &["cache"] };
+pub(crate) const INIT: KeySet = KeySet { accepted: &["cache", "env", "run", "shell", "timeout"], planned: &[] };
+pub(crate) const CACHE: KeySet =
+    KeySet { accepted: &["key", "paths", "required", "restore_keys", "when"], planned: &[] };
+pub(crate) const ARTIFACTS: KeySet = KeySet { accepted: &["download", "upload"], planned: &[] };
+pub(crate) const UPLOAD: KeySet =
+    KeySet { accepted: &["expire_in", "if_empty", "name", "paths", "when"], planned: &[] };
+pub(crate) const DOWNLOAD: KeySet = KeySet { accepted: &["from", "name", "path"], planned: &[] };
 pub(crate) const REQUIREMENT: KeySet = KeySet { accepted: &["exists", "file", "match", "not"], planned: &[] };
 pub(crate) const RULE: KeySet = KeySet { accepted: &["if", "label"], planned: &[] };
 
@@ -332,6 +339,10 @@ mod tests {
             RUN_HOOKS,
             HOOK_STEP,
             INIT,
+            CACHE,
+            ARTIFACTS,
+            UPLOAD,
+            DOWNLOAD,
             PART,
             REQUIREMENT,
             RULE,

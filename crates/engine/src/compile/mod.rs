@@ -4,6 +4,7 @@
 //! text that is given.
 
 mod action;
+mod cache;
 mod composite;
 mod git;
 mod hooks;

@@ -197,7 +197,7 @@ impl Walk<'_> {
         if matches!(action, Some(Action::WaitFor(_))) {
             step.timeout_ms = None;
         }
-        self.step_fields(&mut step, fields, before, around);
+        self.step_fields(&mut step, fields, before, around, &owner);
         if let Some(entry) = fields.get("retry") {
             step.retry = self.within("retry", |walk| walk.step_retry(&entry.value, &owner));
         }
@@ -214,7 +214,14 @@ impl Walk<'_> {
     }
 
     /// The keys that every kind of step has.
-    fn step_fields(&mut self, step: &mut Step, fields: Fields<'_>, before: &[String], around: &Around<'_>) {
+    fn step_fields(
+        &mut self,
+        step: &mut Step,
+        fields: Fields<'_>,
+        before: &[String],
+        around: &Around<'_>,
+        owner: &str,
+    ) {
         if let Some(entry) = fields.get("id") {
             step.id = self.within("id", |walk| walk.step_id(&entry.value));
         }
@@ -225,6 +232,10 @@ impl Walk<'_> {
         if let Some(entry) = fields.get("continue_on_error") {
             step.continue_on_error =
                 self.within("continue_on_error", |walk| walk.bool(&entry.value)).unwrap_or_default();
+        }
+        if let Some(entry) = fields.get("cache") {
+            let scope = around.scope("cache", before);
+            step.cache = self.within("cache", |walk| walk.caches(&entry.value, owner, &scope));
         }
         self.command_fields(step, fields, |key| around.scope(key, before));
     }

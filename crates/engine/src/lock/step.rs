@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use super::{Conditions, Input, Shell, SourceRef, Value};
+use super::{Cache, Conditions, Input, Shell, SourceRef, Value};
 
 /// Longest that one hook may take, in milliseconds; also its limit where it names none.
 pub const MAX_HOOK_MS: u64 = 5 * 60 * 1000;
@@ -56,6 +56,9 @@ pub struct Step {
     /// The use of a step file that it stands in, as an index into the job's `composites`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub composite: Option<u32>,
+    /// Files that are restored before it and saved after it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<Cache>,
     /// Run when the step was cancelled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_cancel: Vec<Step>,
@@ -81,6 +84,7 @@ impl Step {
             retry: None,
             group: None,
             composite: None,
+            cache: Vec::new(),
             on_cancel: Vec::new(),
             cleanup: Vec::new(),
         }
@@ -97,7 +101,8 @@ impl Step {
             Action::Emit(emit) => Some(&emit.event),
             _ => None,
         };
-        self.name.iter().chain(&self.working_directory).chain(self.env.values()).chain(own)
+        let caches = self.cache.iter().flat_map(Cache::values);
+        self.name.iter().chain(&self.working_directory).chain(self.env.values()).chain(own).chain(caches)
     }
 }
 

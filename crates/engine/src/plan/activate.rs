@@ -208,6 +208,8 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
         variables: variables(scope, job.matrix),
         steps: if hooked { run_hooks(definition, job) } else { definition.steps.clone() },
         init: definition.init.clone(),
+        cache: definition.cache.clone(),
+        artifacts: definition.artifacts.clone(),
         groups: definition.groups.clone(),
         composites: definition.composites.clone(),
         hooks: if hooked { Hooks::default() } else { definition.hooks.clone() },

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::{Needs, Scope};
 use crate::concurrency::{MAX_GROUP_CHARS, SlotAsk};
 use crate::expr::{Context, Expr, ExprError, Functions, Part, Template};
-use crate::lock::{Action, Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
+use crate::lock::{Action, Cache, Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
 
 /// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
 /// `repo`, `ref`, `sha` and `branch` are those of the code that runs; what the event tells of is under `event`.
@@ -98,7 +98,8 @@ fn dispatch_wants(job: &Job) -> bool {
 }
 
 fn agent_wants(job: &Job) -> bool {
-    job.outputs.values().any(value_wants)
+    let cached = job.cache.iter().flat_map(Cache::values);
+    job.outputs.values().chain(cached).chain(job.artifacts.values()).any(value_wants)
         || job.composites.iter().any(|used| {
             used.condition.iter().any(|text| expr_wants(text))
                 || used.with.values().chain(used.env.values()).chain(used.outputs.values()).any(value_wants)

@@ -48,6 +48,11 @@ fn steps() {
 }
 
 #[test]
+fn caches_and_artifacts() {
+    insta::assert_snapshot!(table(include_str!("refused/kept.txt")));
+}
+
+#[test]
 fn expressions() {
     insta::assert_snapshot!(table(include_str!("refused/expressions.txt")));
 }
