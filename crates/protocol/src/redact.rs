@@ -1,8 +1,8 @@
-//! `Debug` of the messages that carry secrets.
+//! `Debug` of the messages that carry secrets, and addresses without theirs.
 
 use std::fmt;
 
-use crate::agent::{BasicAuth, GitCredentialResponse, JobOffer, RevokeGitTokenRequest};
+use crate::agent::{BasicAuth, GitCredentialResponse, JobOffer, RevokeGitTokenRequest, StoredArchive, UploadTarget};
 
 impl fmt::Debug for BasicAuth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,6 +38,31 @@ impl fmt::Debug for RevokeGitTokenRequest {
     }
 }
 
+/// An address without its query, which may let its bearer in.
+pub fn without_query(url: &str) -> &str {
+    url.split(['?', '#']).next().unwrap_or_default()
+}
+
+impl fmt::Debug for StoredArchive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoredArchive")
+            .field("url", &without_query(&self.url))
+            .field("size", &self.size)
+            .field("sha256", &self.sha256)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for UploadTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UploadTarget")
+            .field("upload_id", &self.upload_id)
+            .field("url", &without_query(&self.url))
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,7 +79,9 @@ mod tests {
         };
         let minted = GitCredentialResponse { secret: "ghs_hush".into(), ..Default::default() };
         let revoke = RevokeGitTokenRequest { secret: "ghs_hush".into(), ..Default::default() };
-        for text in [format!("{minted:?}"), format!("{revoke:?}")] {
+        let archive = StoredArchive { url: "/objects/v1/x?sig=hush".into(), ..Default::default() };
+        let upload = UploadTarget { url: "https://h/objects/v1/x?sig=hush#hush".into(), ..Default::default() };
+        for text in [format!("{minted:?}"), format!("{revoke:?}"), format!("{archive:?}"), format!("{upload:?}")] {
             assert!(!text.contains("hush"), "{text}");
         }
         for text in [format!("{offer:?}"), format!("{basic:?}"), format!("{:?}", offer.checkout)] {
