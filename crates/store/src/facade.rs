@@ -273,6 +273,7 @@ macro_rules! facade {
 }
 
 mod bus;
+mod stored;
 
 facade! {
     // ---- meta, instances, leases

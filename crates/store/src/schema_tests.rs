@@ -12,7 +12,13 @@ use crate::testing::TestStore;
 fn declared() -> BTreeMap<String, (String, bool)> {
     let mut columns = BTreeMap::new();
     let mut table = String::new();
-    for line in concat!(include_str!("shared/schema.rs"), include_str!("shared/schema/bus.rs")).lines() {
+    for line in concat!(
+        include_str!("shared/schema.rs"),
+        include_str!("shared/schema/bus.rs"),
+        include_str!("shared/schema/kept.rs")
+    )
+    .lines()
+    {
         let line = line.trim();
         if let Some((name, kind)) = line.trim_end_matches(',').split_once(" -> ")
             && line.ends_with(',')

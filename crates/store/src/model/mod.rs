@@ -9,6 +9,7 @@ mod queue;
 mod roster;
 mod runs;
 mod slots;
+mod stored;
 
 pub use bus::*;
 pub use credentials::*;
@@ -19,6 +20,7 @@ pub use queue::*;
 pub use roster::*;
 pub use runs::*;
 pub use slots::*;
+pub use stored::*;
 
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::time::Ts;

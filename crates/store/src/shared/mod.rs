@@ -4,7 +4,9 @@ use super::backend;
 
 pub(crate) mod schema;
 
+pub(crate) mod artifacts;
 pub(crate) mod bus;
+pub(crate) mod caches;
 pub(crate) mod credentials;
 pub(crate) mod deliveries;
 pub(crate) mod ends;
@@ -12,6 +14,7 @@ pub(crate) mod event_lists;
 pub(crate) mod fleet;
 pub(crate) mod kept;
 pub(crate) mod meta;
+mod objects;
 pub(crate) mod overflow;
 pub(crate) mod queue;
 pub(crate) mod queue_lists;
@@ -27,3 +30,4 @@ pub(crate) mod sources;
 pub(crate) mod steps;
 pub(crate) mod tokens;
 pub(crate) mod trust;
+pub(crate) mod uploads;

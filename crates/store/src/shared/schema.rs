@@ -1,8 +1,10 @@
 //! The tables, once for both databases; a test compares them with what the migrations make.
 
 mod bus;
+mod kept;
 
 pub(crate) use bus::{event_trust, events, schedule_state};
+pub(crate) use kept::{artifacts, cache_entries, stored_objects, uploads};
 
 use super::backend;
 
@@ -560,7 +562,11 @@ diesel::allow_tables_to_appear_in_same_query!(
     concurrency_slots,
     events,
     schedule_state,
-    event_trust
+    event_trust,
+    stored_objects,
+    cache_entries,
+    artifacts,
+    uploads
 );
 
 diesel::joinable!(concurrency_slots -> runs (run_id));

@@ -9,4 +9,5 @@ mod inbox;
 mod lifecycle;
 mod queue;
 mod retention;
+mod stored;
 mod turns;
