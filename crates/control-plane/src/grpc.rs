@@ -7,9 +7,12 @@ use kici_events::{Bus, Emit, EmitError, MAX_PAYLOAD_BYTES};
 use kici_protocol::NOT_ASSIGNED;
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{
-    AgentFrame, CancelRebootRequest, CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused,
-    GitCredentialRequest, GitCredentialResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
-    RevokeGitTokenRequest, RevokeGitTokenResponse, emit_event_response,
+    AgentFrame, ArtifactBeginRequest, ArtifactBeginResponse, ArtifactCommitRequest, ArtifactCommitResponse,
+    ArtifactDownloadRequest, ArtifactDownloadResponse, CacheBeginSaveRequest, CacheBeginSaveResponse,
+    CacheCommitSaveRequest, CacheCommitSaveResponse, CacheRestoreRequest, CacheRestoreResponse, CancelRebootRequest,
+    CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused, GitCredentialRequest,
+    GitCredentialResponse, LogChunk, RequestRebootRequest, RequestRebootResponse, RevokeGitTokenRequest,
+    RevokeGitTokenResponse, emit_event_response,
 };
 use kici_store::model::{EventOrigin, JobRef};
 use serde_json::{Value as Json, json};
@@ -19,6 +22,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::broker::GitBroker;
 use crate::logs::LogAppender;
 use crate::logs::service::{self, LogAcks};
+use crate::stored::Stored;
 
 /// Serves `kici.agent.v1.AgentGateway`.
 pub(crate) struct Gateway {
@@ -26,6 +30,7 @@ pub(crate) struct Gateway {
     pub(crate) bus: Bus,
     pub(crate) logs: LogAppender,
     pub(crate) broker: Arc<GitBroker>,
+    pub(crate) stored: Arc<Stored>,
     pub(crate) tasks: TaskTracker,
 }
 
@@ -109,6 +114,66 @@ impl AgentGateway for Gateway {
         let session = self.dispatcher.caller(request.metadata())?;
         let cancelled = self.dispatcher.job_cancels_reboot(session, &request.into_inner()).await?;
         Ok(Response::new(CancelRebootResponse { cancelled }))
+    }
+
+    async fn cache_restore(
+        &self,
+        request: Request<CacheRestoreRequest>,
+    ) -> Result<Response<CacheRestoreResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        let request = request.into_inner();
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.stored.cache_restore(&speaker, request).await.map(Response::new)
+    }
+
+    async fn cache_begin_save(
+        &self,
+        request: Request<CacheBeginSaveRequest>,
+    ) -> Result<Response<CacheBeginSaveResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        let request = request.into_inner();
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.stored.cache_begin(&speaker, request).await.map(Response::new)
+    }
+
+    async fn cache_commit_save(
+        &self,
+        request: Request<CacheCommitSaveRequest>,
+    ) -> Result<Response<CacheCommitSaveResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        let request = request.into_inner();
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.stored.cache_commit(&speaker, request).await.map(Response::new)
+    }
+
+    async fn artifact_begin(
+        &self,
+        request: Request<ArtifactBeginRequest>,
+    ) -> Result<Response<ArtifactBeginResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        let request = request.into_inner();
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.stored.artifact_begin(&speaker, request).await.map(Response::new)
+    }
+
+    async fn artifact_commit(
+        &self,
+        request: Request<ArtifactCommitRequest>,
+    ) -> Result<Response<ArtifactCommitResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        let request = request.into_inner();
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.stored.artifact_commit(&speaker, request).await.map(Response::new)
+    }
+
+    async fn artifact_download(
+        &self,
+        request: Request<ArtifactDownloadRequest>,
+    ) -> Result<Response<ArtifactDownloadResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        let request = request.into_inner();
+        let speaker = self.dispatcher.speaks_for(session, request.job.as_ref()).await?;
+        self.stored.artifact_download(&speaker, request).await.map(Response::new)
     }
 
     async fn emit_event(&self, request: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {

@@ -19,6 +19,7 @@ use crate::config::EventLogConfig;
 use crate::logs::LogSealer;
 use crate::payloads::Payloads;
 use crate::retention::Retention;
+use crate::stored::Stored;
 
 /// Instances are dead when they were silent for the recovery window, and at least for six beats.
 const INSTANCE_BEAT: Duration = Duration::from_secs(10);
@@ -32,6 +33,8 @@ const LEASE_TTL: Duration = Duration::from_secs(15);
 const LEASE_RENEWAL: Duration = Duration::from_secs(5);
 const GAPS: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(600);
+const STORED: Duration = Duration::from_secs(300);
+const OBJECTS: Duration = Duration::from_secs(10);
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// What the reconcilers work on.
@@ -45,6 +48,7 @@ pub(crate) struct Background {
     pub(crate) event_log: EventLogConfig,
     pub(crate) gaps: GapRepair,
     pub(crate) retention: Retention,
+    pub(crate) stored: Arc<Stored>,
     pub(crate) schedules: Arc<Schedules>,
     pub(crate) cron_tick: Duration,
     pub(crate) metrics: Metrics,
@@ -73,6 +77,9 @@ impl Background {
         self.every(tasks, stop, gaps, |this| async move { this.repair_gaps().await });
         let retention = Schedule { name: "retention", period: RETENTION, leader_only: true };
         self.every(tasks, stop, retention, |this| async move { this.retain().await });
+        let stored = Schedule { name: "caches", period: STORED, leader_only: true };
+        self.every(tasks, stop, stored, |this| async move { this.stored.sweep().await });
+        self.every(tasks, stop, each("objects", OBJECTS), |this| async move { this.stored.delete_objects().await });
         let cron = Schedule { name: "schedules", period: self.cron_tick, leader_only: true };
         self.every(tasks, stop, cron, |this| async move {
             let fired = this.schedules.run().await;

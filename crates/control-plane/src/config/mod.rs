@@ -41,6 +41,8 @@ pub struct Config {
     pub event_log: EventLogConfig,
     /// `retention.*` and its kin.
     pub retention: RetentionConfig,
+    /// Caches and artifacts.
+    pub stored: StoredConfig,
     /// `events.*` and `cron.*`.
     pub events: EventKeys,
     /// `lockfile_cache.max`.
@@ -104,6 +106,23 @@ pub struct RetentionConfig {
     pub runs_days: u32,
     /// `retention.audit_days`.
     pub audit_days: u32,
+}
+
+/// `cache.*`, `artifacts.*` and `retention.artifacts_days`.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredConfig {
+    /// `cache.user_quota_bytes`: of all caches of an organisation, so also of one.
+    pub cache_quota: u64,
+    /// `cache.user_ttl_ms`, from the last reading.
+    pub cache_ttl: Duration,
+    /// `artifacts.max_bytes`: of one.
+    pub artifact_bytes: u64,
+    /// `artifacts.max_per_run`.
+    pub artifacts_per_run: u32,
+    /// `artifacts.quota_bytes`: of all of an organisation.
+    pub artifact_quota: u64,
+    /// `retention.artifacts_days`; none keeps them.
+    pub artifact_ttl: Option<Duration>,
 }
 
 /// `event_log.*`.
@@ -236,6 +255,14 @@ impl Config {
                 logs_days: values.small("retention.logs_days"),
                 runs_days: values.small("retention.runs_days"),
                 audit_days: values.small("retention.audit_days"),
+            },
+            stored: StoredConfig {
+                cache_quota: values.number("cache.user_quota_bytes"),
+                cache_ttl: values.millis("cache.user_ttl_ms"),
+                artifact_bytes: values.number("artifacts.max_bytes"),
+                artifacts_per_run: values.small("artifacts.max_per_run"),
+                artifact_quota: values.number("artifacts.quota_bytes"),
+                artifact_ttl: limit(values.number("retention.artifacts_days").saturating_mul(86_400_000)),
             },
             events: EventKeys {
                 max_chain_depth: values.small("events.max_chain_depth"),
