@@ -35,6 +35,7 @@ use crate::mask::Masker;
 use crate::ports::{Emission, Emitted, Reporter, StepReport};
 use crate::session::Session;
 use crate::spool::Spool;
+use crate::stash::{Home, Stash};
 use crate::steps::environment::{DEFAULT_PATH, job_facing};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
@@ -132,11 +133,12 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     };
     ctx.tell(JobEvent::Accepted).await;
     let mut access = None;
+    let stash = ctx.stash(&dir, &confine);
     let whole = async {
-        match ctx.access(&dir, &offer).await {
+        match ctx.access(&dir, &offer, &stash).await {
             Ok(open) => {
                 access = open;
-                ctx.work(&dir, offer, spec, access.as_ref(), &confine).await
+                ctx.work(&dir, offer, spec, access.as_ref(), &confine, stash).await
             }
             Err(message) => Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message),
         }
@@ -224,13 +226,33 @@ impl Ctx {
         Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), self.masker.mask_text(&message))
     }
 
-    /// The socket of the job, when it may have git credentials.
-    async fn access(&self, dir: &Path, offer: &JobOffer) -> Result<Option<Access>, String> {
+    /// The caches and artifacts of the job.
+    fn stash(&self, dir: &Path, confine: &Result<Arc<JobConfinement>, String>) -> Arc<Stash> {
+        // Without a confinement no job runs.
+        let confine = confine.as_ref().map_or_else(|_| Arc::default(), Arc::clone);
+        let config = &self.config;
+        let home = config.host_env.get("HOME").filter(|_| confine.keeps_home()).map(|dir| Home {
+            dir: PathBuf::from(dir),
+            writable: config.isolation.writable.clone(),
+            hidden: [&config.state_dir, &config.work_dir, &config.runtime_dir]
+                .into_iter()
+                .chain(&config.private_files)
+                .cloned()
+                .collect(),
+        });
+        let (token, sessions) = (self.config.agent_token.clone(), self.sessions.clone());
+        let depot = crate::stash::remote::Remote::new(self.key, &self.config.orchestrator_url, token, sessions);
+        Arc::new(Stash::new(Arc::new(depot), dir.join("workspace"), home, dir.join("stash"), confine))
+    }
+
+    /// The socket of the job.
+    async fn access(&self, dir: &Path, offer: &JobOffer, stash: &Arc<Stash>) -> Result<Option<Access>, String> {
         let opening = |socket_dir, git| Opening {
             dir: socket_dir,
             uid: self.config.isolation.user.as_ref().map_or_else(kici_sys::host::uid, |user| user.uid),
             git,
             remote: Arc::clone(&self.remote),
+            stash: Arc::clone(stash),
             masker: Arc::clone(&self.masker),
             clock: Arc::clone(&self.clock),
         };
@@ -261,6 +283,7 @@ impl Ctx {
         spec: JobSpec,
         access: Option<&Access>,
         confine: &Result<Arc<JobConfinement>, String>,
+        stash: Arc<Stash>,
     ) -> Outcome {
         let sandbox_failed = |message| Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message);
         let confine = match confine {
@@ -283,13 +306,23 @@ impl Ctx {
                 return *outcome;
             }
         }
-        // What is left to prepare takes less than the answer.
-        self.tell(JobEvent::AskStart).await;
-        let mut job = match self.prepare(spec, workspace, scratch, access, confine) {
+        let restores = !spec.cache.is_empty() || !spec.artifacts.download.is_empty();
+        if !restores {
+            // What is left to prepare takes less than the answer.
+            self.tell(JobEvent::AskStart).await;
+        }
+        let mut job = match self.prepare(spec, workspace, scratch, access, confine, stash) {
             Ok(job) => job,
             Err(error) => return sandbox_failed(format!("the workspace cannot be prepared: {error}")),
         };
         job.deadline = deadline;
+        if restores {
+            let mut stop = self.stop.clone();
+            if let Some(outcome) = steps::prepare(&job, self, &mut stop).await {
+                return outcome;
+            }
+            self.tell(JobEvent::AskStart).await;
+        }
         if let Err(outcome) = self.wait_for_grant(deadline).await {
             return *outcome;
         }
@@ -384,6 +417,7 @@ impl Ctx {
         scratch: PathBuf,
         access: Option<&Access>,
         confine: Arc<JobConfinement>,
+        stash: Arc<Stash>,
     ) -> io::Result<steps::Job> {
         let mut job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
         if let Some((_, event)) = job_facing.iter().find(|(name, _)| *name == "KICI_EVENT_PATH") {
@@ -418,6 +452,7 @@ impl Ctx {
             deadline: None,
             confine,
             orphan_cleanup: self.config.isolation.orphan_cleanup,
+            stash: Some(stash),
         })
     }
 

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod archive;
 pub mod checkout;
 pub mod config;
 pub mod confine;
@@ -23,6 +24,7 @@ pub mod outbox;
 pub mod ports;
 pub mod session;
 pub mod spool;
+pub mod stash;
 pub mod steps;
 pub mod stop;
 pub mod upload;

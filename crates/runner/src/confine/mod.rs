@@ -256,6 +256,16 @@ impl JobConfinement {
         }
     }
 
+    /// Whether what its commands write to their home directory is there for the next one: a sandbox makes a new one each time.
+    pub fn keeps_home(&self) -> bool {
+        self.wrap.is_none()
+    }
+
+    /// The user of its steps, where that is another one than the agent's.
+    pub fn user_id(&self) -> Option<u32> {
+        self.user.as_ref().map(|user| user.uid)
+    }
+
     /// What the job used, where that is counted.
     pub fn usage(&self) -> Usage {
         self.group.as_ref().map(|group| group.usage()).unwrap_or_default()

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::confine::JobConfinement;
 use crate::key::JobKey;
 use crate::mask::Masker;
+use crate::stash::Stash;
 
 pub use git::HelperConfig;
 pub use remote::{Grant, Remote, RemoteCredential, RemoteError, Wanted};
@@ -54,6 +55,8 @@ pub struct Opening {
     pub git: GitAccess,
     /// Where credentials come from.
     pub remote: Arc<Remote>,
+    /// Its caches and artifacts.
+    pub stash: Arc<Stash>,
     /// Learns secrets before anybody gets them.
     pub masker: Arc<Masker>,
     /// Now.
@@ -87,7 +90,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when the job gets no credentials.
+    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None where there are no sockets.
     ///
     /// # Errors
     /// A message for the job.
@@ -99,7 +102,9 @@ impl Access {
         dir: &Path,
         opening: impl FnOnce(PathBuf, GitAccess) -> Opening,
     ) -> Result<Option<Self>, String> {
-        let (Some(program), Some(mut git)) = (services.program(), git) else { return Ok(None) };
+        let Some(program) = services.program() else { return Ok(None) };
+        // Without hosts git asks nothing; the rest of the socket is there for every job.
+        let mut git = git.unwrap_or_default();
         let insecure = without_insecure(&mut git, config.git_allow_insecure_http);
         let urls = git.hosts.iter().map(|host| format!("{}://{}", host.protocol, host.host)).collect();
         let bin = dir.join("scratch/bin");

@@ -33,6 +33,8 @@ pub use board::{Board, Entry};
 use crate::mask::Masker;
 use crate::ports::{Emission, Emitted, Reporter, StepReport};
 use crate::spool::{Limits, Next, Spool};
+use crate::stash::Stash;
+use crate::stash::local::{OfJob, Shelf};
 use crate::steps::environment::{HOST_VARIABLES, Variables, job_facing};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, strengthen};
@@ -150,6 +152,7 @@ pub async fn run(
     let mut board = Board::new(scope, plan, settings.only.as_deref()).map_err(LocalError::NoSuchJob)?;
     let kept = board.entries().iter().map(|entry| entry.plan.job_index).collect();
     ignored::keys(workflow, &kept).iter().for_each(|text| screen.note(text));
+    let shelf = Arc::new(Shelf::new(settings.scratch.join("artifacts")));
     let mut took: BTreeMap<usize, Duration> = BTreeMap::new();
     let (tell, mut told) = watch::channel(stop.borrow().clone());
     while let Some(at) = board.next() {
@@ -160,7 +163,7 @@ pub async fn run(
         board.start(at);
         screen.job_starts(&board.entries()[at]);
         let start = Instant::now();
-        let job = Job { settings, scope, board: &board, at, screen };
+        let job = Job { settings, shelf: &shelf, scope, board: &board, at, screen };
         let outcome = tokio::select! {
             outcome = job.run(&mut told) => outcome?,
             never = relay(stop.clone(), &tell, limit) => match never {},
@@ -224,6 +227,7 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 struct Job<'a> {
     settings: &'a Settings,
+    shelf: &'a Arc<Shelf>,
     scope: Scope<'a>,
     board: &'a Board<'a>,
     at: usize,
@@ -246,7 +250,10 @@ impl Job<'_> {
             turn: Mutex::new(()),
         };
         let work = async {
-            let outcome = steps::run(&job, &show, stop).await;
+            let outcome = match steps::prepare(&job, &show, stop).await {
+                Some(outcome) => outcome,
+                None => steps::run(&job, &show, stop).await,
+            };
             job.spool.close();
             outcome
         };
@@ -281,6 +288,7 @@ impl Job<'_> {
             std::fs::create_dir_all(&empty)?;
             empty
         };
+        let stash_workspace = workspace.clone();
         let job_facing = job_facing(self.scope.run.id, JobId::mint(&*self.settings.ids), &spec, &scratch)?;
         let limits =
             Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES, pressure: crate::config::Pressure::Pause };
@@ -298,6 +306,13 @@ impl Job<'_> {
             step_timeout: self.settings.step_timeout,
             confine: Arc::default(),
             orphan_cleanup: true,
+            stash: Some(Arc::new(Stash::new(
+                Arc::new(OfJob { shelf: Arc::clone(self.shelf), job: definition.name.clone() }),
+                stash_workspace,
+                None,
+                dir.join("stash"),
+                Arc::default(),
+            ))),
             deadline: definition.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
             spec,
         }))

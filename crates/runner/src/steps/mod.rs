@@ -10,6 +10,7 @@ pub mod files;
 mod group;
 mod hooks;
 mod init;
+mod kept;
 mod probe;
 mod shell;
 mod step;
@@ -37,9 +38,11 @@ use crate::confine::JobConfinement;
 use crate::mask::Masker;
 use crate::ports::Reporter;
 use crate::spool::Spool;
+use crate::stash::Stash;
 use crate::stop::Stop;
 use composite::Frame;
 use environment::{Environment, Variables};
+pub use kept::prepare;
 
 /// Limit of a step that runs because it asked to be run after a cancel or a timeout.
 pub const AFTER_CANCEL_LIMIT: Duration = Duration::from_secs(300);
@@ -78,6 +81,8 @@ pub struct Job {
     pub confine: Arc<JobConfinement>,
     /// Whether what it leaves running is ended with it.
     pub orphan_cleanup: bool,
+    /// Its caches and artifacts; none where nothing is kept.
+    pub stash: Option<Arc<Stash>>,
 }
 
 /// How a job ended.
@@ -184,7 +189,10 @@ pub async fn run(job: &Job, reporter: &dyn Reporter, stop: &mut watch::Receiver<
         }
         Err(_) => {}
     }
+    // Before the hooks, which see how it went.
+    let outcome = run.hand_over(outcome, reporter, stop).await;
     let outcome = run.at_end(outcome, reporter, stop).await;
+    let outcome = run.save_own(outcome, reporter, stop).await;
     run.end(outcome).await
 }
 
@@ -391,6 +399,8 @@ pub(crate) fn describe(status: std::process::ExitStatus) -> String {
 mod composite_tests;
 #[cfg(test)]
 mod emit_tests;
+#[cfg(test)]
+mod kept_tests;
 #[cfg(test)]
 mod language_tests;
 #[cfg(test)]

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use kici_engine::check::CheckMode;
-use kici_engine::lock::{Hooks, Stage};
+use kici_engine::lock::{Artifacts, Hooks, Stage};
 pub(super) use kici_engine::lock::{SourceRef, Step};
 use kici_engine::time::{ManualClock, Ts};
 use kici_sys::process::{ProcessId, descendants};
@@ -74,6 +74,8 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
             variables: BTreeMap::new(),
             fanout: None,
             init: Vec::new(),
+            cache: Vec::new(),
+            artifacts: Artifacts::default(),
             steps,
             groups: Vec::new(),
             composites: Vec::new(),
@@ -99,6 +101,7 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
         step_timeout: Duration::from_secs(60),
         confine: Arc::default(),
         orphan_cleanup: true,
+        stash: None,
         deadline: None,
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kici_engine::check::CheckMode;
 use kici_engine::jobspec::JobSpec;
-use kici_engine::lock::{Hooks, SourceRef, Step};
+use kici_engine::lock::{Artifacts, Hooks, SourceRef, Step};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::*;
 use kici_protocol::common::JobRef;
@@ -224,6 +224,8 @@ pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
         variables: BTreeMap::new(),
         fanout: None,
         init: Vec::new(),
+        cache: Vec::new(),
+        artifacts: Artifacts::default(),
         steps,
         groups: Vec::new(),
         composites: Vec::new(),
@@ -313,6 +315,45 @@ impl AgentGateway for Service {
     }
 
     async fn cancel_reboot(&self, _: Request<CancelRebootRequest>) -> Result<Response<CancelRebootResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cache_restore(&self, _: Request<CacheRestoreRequest>) -> Result<Response<CacheRestoreResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cache_begin_save(
+        &self,
+        _: Request<CacheBeginSaveRequest>,
+    ) -> Result<Response<CacheBeginSaveResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cache_commit_save(
+        &self,
+        _: Request<CacheCommitSaveRequest>,
+    ) -> Result<Response<CacheCommitSaveResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn artifact_begin(
+        &self,
+        _: Request<ArtifactBeginRequest>,
+    ) -> Result<Response<ArtifactBeginResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn artifact_commit(
+        &self,
+        _: Request<ArtifactCommitRequest>,
+    ) -> Result<Response<ArtifactCommitResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn artifact_download(
+        &self,
+        _: Request<ArtifactDownloadRequest>,
+    ) -> Result<Response<ArtifactDownloadResponse>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 

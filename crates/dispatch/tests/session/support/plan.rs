@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kici_engine::event::Event;
 use kici_engine::hosts::OnUnreachable;
-use kici_engine::lock::{Checkout, Hooks, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
+use kici_engine::lock::{Artifacts, Checkout, Hooks, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
 use kici_engine::state::JobStatus;
 
 /// A job of a test workflow.
@@ -46,6 +46,8 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         retry: None,
         rules: Vec::new(),
         init: Vec::new(),
+        cache: Vec::new(),
+        artifacts: Artifacts::default(),
         steps: vec![Step::script(source(), "true")],
         groups: Vec::new(),
         composites: Vec::new(),
