@@ -15,6 +15,8 @@ use kici_runner::credentials::{Grant, JobDoor, JobServices, Opening, Remote, Rem
 use kici_runner::mask::Masker;
 use secrecy::SecretString;
 
+use crate::stashes::{ArtifactService, CacheService};
+
 /// Sockets for jobs, answered by this program.
 pub struct Sockets {
     program: Option<PathBuf>,
@@ -41,7 +43,12 @@ impl JobServices for Sockets {
     async fn open(&self, job: Opening) -> Result<Box<dyn JobDoor>, String> {
         let upstream = Arc::new(Orchestrator(job.remote));
         let git = GitCredentials::new(scope(&job.git), upstream, Arc::new(Masks(job.masker)), job.clock);
-        let services: Services = [("git", Arc::new(GitService(Arc::clone(&git))) as Arc<dyn Service>)].into();
+        let services: Services = [
+            ("artifact", Arc::new(ArtifactService(Arc::clone(&job.stash))) as Arc<dyn Service>),
+            ("cache", Arc::new(CacheService(job.stash))),
+            ("git", Arc::new(GitService(Arc::clone(&git)))),
+        ]
+        .into();
         let dir = job.dir.clone();
         let cleared = tokio::task::spawn_blocking(move || {
             // Ours, by its name: what an earlier process left of the same job.

@@ -50,13 +50,13 @@ pub fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .about("What steps of a KiCI job can ask of their agent")
         .subcommand_required(true)
-        .subcommand(git)
+        .subcommands([git, crate::step_stash::cache(), crate::step_stash::artifact()])
 }
 
 /// Runs `kici` with arguments from `matches`.
 pub fn run(matches: &ArgMatches) -> ExitCode {
     let Some(socket) = std::env::var_os("KICI_SOCK").map(PathBuf::from) else {
-        eprintln!("kici: KICI_SOCK is not set: this is no step of a job, or the job has no git credentials");
+        eprintln!("kici: KICI_SOCK is not set: this is no step of a job");
         return ExitCode::FAILURE;
     };
     match matches.subcommand() {
@@ -65,6 +65,8 @@ pub fn run(matches: &ArgMatches) -> ExitCode {
             Some(("token", arguments)) => token(&socket, arguments),
             _ => ExitCode::from(USAGE),
         },
+        Some(("cache", cache)) => crate::step_stash::run_cache(&socket, cache),
+        Some(("artifact", artifact)) => crate::step_stash::run_artifact(&socket, artifact),
         _ => ExitCode::from(USAGE),
     }
 }
