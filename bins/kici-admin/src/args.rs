@@ -7,7 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use url::Url;
 
 use crate::verbs::{
-    agent, agent_token, audit, event, event_trust, host, orchestrator, queue, run, schedule, source, token, workflow,
+    agent, agent_token, artifact, audit, cache, event, event_trust, host, orchestrator, queue, run, schedule, source,
+    token, workflow,
 };
 
 /// Operate a KiCI orchestrator.
@@ -127,6 +128,12 @@ pub(crate) enum Command {
     /// Who got, or was refused, which secret
     #[command(subcommand)]
     Audit(audit::Verb),
+    /// Files that runs hand over
+    #[command(subcommand)]
+    Artifact(artifact::Verb),
+    /// Caches of workflows
+    #[command(subcommand)]
+    Cache(cache::Verb),
     /// Check the orchestrator: 0 pass, 1 warn, 2 fail
     Diagnose,
     /// Print a completion script
