@@ -20,5 +20,6 @@ mod postgres;
 mod scope;
 mod sessions;
 mod stack;
+mod stored;
 mod surroundings;
 mod turns;
