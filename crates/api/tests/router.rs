@@ -126,6 +126,11 @@ fn world() -> (Arc<Fake>, String, String, String) {
         created_by: "user:alice".to_owned(),
         created_at: NOW,
     });
+    let artifact = json!({
+        "id": format!("art_{BUS_ID}"), "name": "demo", "job_id": job, "job": "build", "size": 4,
+        "sha256": "0".repeat(64), "created_at": NOW, "expires_at": null,
+    });
+    world.artifacts.push((serde_json::from_value(artifact).unwrap(), b"made".to_vec()));
     drop(world);
     (fake, run.to_string(), job.to_string(), delivery.to_string())
 }

@@ -1,7 +1,7 @@
 //! `cache`.
 
 use clap::{Args, Subcommand};
-use kici_api::dto::stored::{CacheFilter, CacheView, DeleteCaches, StoredKind};
+use kici_api::dto::stored::{CacheFilter, CacheView, CachesDeleted, DeleteCaches, StoredKind};
 
 use super::{Context, pages};
 use crate::args::Paging;
@@ -76,16 +76,21 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
             let (repo, key_prefix, scope) = (which.repo, which.key_prefix, which.scope);
             let wanted = DeleteCaches { repo, key, key_prefix, scope, apply: false, all };
             let would = client.delete_caches(&wanted).await?;
-            let about = format!("{} entries with {} bytes", would.entries, would.bytes);
+            let about = counted(&would);
             if dry_run || would.entries == 0 {
                 return out.document(&would, |_| format!("{about} would be removed")).map(|()| 0);
             }
             out.confirm(&format!("{about} will be removed."))?;
             let gone = client.delete_caches(&DeleteCaches { apply: true, ..wanted }).await?;
-            out.document(&gone, |_| format!("{} entries with {} bytes removed", gone.entries, gone.bytes))?;
+            out.document(&gone, |_| format!("{} removed", counted(gone)))?;
         }
     }
     Ok(0)
+}
+
+fn counted(deleted: &CachesDeleted) -> String {
+    let word = if deleted.entries == 1 { "entry" } else { "entries" };
+    format!("{} {word} with {} bytes", deleted.entries, deleted.bytes)
 }
 
 fn columns(context: &Context) -> Vec<Column<'_, CacheView>> {

@@ -438,9 +438,15 @@ pub async fn unpack_into(dir: &Path, archive: &Archive, pieces: Pieces) -> Resul
     let io = |error| ArchiveError::Io { what: dir.display().to_string(), error };
     std::fs::create_dir_all(dir).map_err(io)?;
     let scratch = receive(Scratch::new(dir)?, archive, pieces, Limits::default(), Links::Inside).await?;
-    let (from, root) = (scratch.dir.clone(), dir.to_owned());
-    blocking(move || place::merge(&from, &root, "", &JobConfinement::default())).await?;
-    Ok((scratch.done.files, scratch.done.bytes))
+    let root = dir.to_owned();
+    // The scratch is removed here and not behind the back of a command that ends.
+    let merged = move || {
+        place::merge(&scratch.dir, &root, "", &JobConfinement::default())?;
+        let (files, bytes) = (scratch.done.files, scratch.done.bytes);
+        scratch.remove();
+        Ok((files, bytes))
+    };
+    Ok(blocking(merged).await?)
 }
 
 /// Writes an archive that a person fetches. What was written is only good when this succeeds.
@@ -510,6 +516,11 @@ impl Scratch {
         std::fs::create_dir_all(parent).map_err(io)?;
         std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&dir).map_err(io)?;
         Ok(Self { dir: dir.clone(), done: archive::Unpacked::default(), _gone: Gone(dir) })
+    }
+
+    /// Removes it now. What is left after an error is tried once more when it is dropped.
+    fn remove(self) {
+        let _ = crate::job::remove_now(&self.dir);
     }
 }
 
