@@ -82,7 +82,7 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
             }
             out.confirm(&format!("{about} will be removed."))?;
             let gone = client.delete_caches(&DeleteCaches { apply: true, ..wanted }).await?;
-            out.document(&gone, |_| format!("{} removed", counted(gone)))?;
+            out.document(&gone, |_| format!("{} removed", counted(&gone)))?;
         }
     }
     Ok(0)
