@@ -99,6 +99,7 @@ fn body_for(method: &Method, path: &str) -> Option<Json> {
         ("POST", "/api/v1/admin/event-trust/test") => {
             json!({ "source": place("a"), "target": place("b"), "event": "ping" })
         }
+        ("DELETE", "/api/v1/admin/caches") => json!({ "all": true }),
         ("DELETE", "/api/v1/admin/event-dlq/{id}") => json!({ "reason": "x" }),
         _ => return None,
     })
