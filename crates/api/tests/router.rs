@@ -72,7 +72,11 @@ fn url(path: &str, run: &str, job: &str, delivery: &str) -> String {
         p => p.replace("{id}", "tok_01900000-0000-7000-8000-000000000001"),
     };
     let path = path.replace("{job}", job).replace("{step}", "0").replace("{name}", "demo");
-    if path.ends_with("/stream") { format!("{path}?topics=runs") } else { path }
+    match path {
+        p if p.ends_with("/stream") => format!("{p}?topics=runs"),
+        p if p.ends_with("/admin/caches") => format!("{p}?all=true"),
+        p => p,
+    }
 }
 
 /// What stands on the bus of [`world`]: an event, a registration and a statement of trust with one id.
@@ -99,7 +103,6 @@ fn body_for(method: &Method, path: &str) -> Option<Json> {
         ("POST", "/api/v1/admin/event-trust/test") => {
             json!({ "source": place("a"), "target": place("b"), "event": "ping" })
         }
-        ("DELETE", "/api/v1/admin/caches") => json!({ "all": true }),
         ("DELETE", "/api/v1/admin/event-dlq/{id}") => json!({ "reason": "x" }),
         _ => return None,
     })
