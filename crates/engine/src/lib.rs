@@ -25,6 +25,7 @@ pub mod pattern;
 pub mod plan;
 pub mod repository;
 pub mod requires;
+pub mod scaling;
 pub mod schema;
 pub mod size;
 pub mod state;

@@ -111,6 +111,8 @@ catalogue! {
         Histogram "kici_orch_queue_wait_seconds" ["pool"] "seconds" LONG: "From a job being ready to its start.";
         Counter "kici_orch_retention_rows_deleted_total" ["table"] "": "Rows that were deleted because of their age.";
         Counter "kici_orch_runs_superseded_total" [] "": "Runs that were cancelled because a newer one of their concurrency group cancels what is in progress.";
+        Counter "kici_orch_scaler_claims_redeemed_total" ["outcome"] "": "Claim codes that were brought: redeemed, invalid, consumed, expired, revoked, lost, rate_limited.";
+        Counter "kici_orch_scaler_redispatch_total" ["trigger"] "": "Agents started for jobs that had waited.";
         Gauge "kici_orch_sse_clients" ["topic"] "": "Open event streams.";
         Counter "kici_orch_sse_gaps_total" ["topic"] "": "Event streams that lost their place.";
         Counter "kici_orch_stale_runs_detected_total" [] "": "Runs that were found out of contact.";

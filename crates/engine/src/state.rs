@@ -500,7 +500,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
         #[test]
-        fn random_walks_follow_the_table_and_stop_at_terminal_states(
+        fn acceptance_23_random_walks_follow_the_table_and_stop_at_terminal_states(
             events in proptest::collection::vec(proptest::sample::select(JobEvent::ALL), 0..12)
         ) {
             let mut state = JobStatus::Pending;

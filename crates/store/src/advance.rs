@@ -163,6 +163,16 @@ impl RunState {
         Ok(())
     }
 
+    /// Agents that another instance must tell to stop a job.
+    pub(crate) fn stops_elsewhere(&self, node: &InstanceId) -> bool {
+        self.to_stop.iter().any(|held| held.owner.as_ref() != Some(node))
+    }
+
+    /// Who must be told again to stop.
+    pub(crate) fn stop_again(&mut self, held: Vec<HeldJob>) {
+        self.to_stop.extend(held);
+    }
+
     /// Who must be told when this job is stopped.
     pub(crate) fn held(&self, id: JobId) -> Option<HeldJob> {
         let row = self.open.get(&id)?;

@@ -20,7 +20,7 @@ pub(crate) struct Shared {
     pub(crate) node: InstanceId,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) ids: Arc<dyn IdSource>,
-    /// Marks this store's own notifications on PostgreSQL.
+    /// Names this opening of the database: marks its own notifications on PostgreSQL, and its leases.
     pub(crate) mark: Uuid,
     locks: Mutex<HashMap<String, Arc<Vec<u8>>>>,
     room: Mutex<Option<Room>>,
@@ -88,6 +88,11 @@ impl Ctx {
     /// This instance.
     pub(crate) fn node(&self) -> &InstanceId {
         &self.shared.node
+    }
+
+    /// This start of this instance.
+    pub(crate) fn incarnation(&self) -> Uuid {
+        self.shared.mark
     }
 
     /// A fresh id.

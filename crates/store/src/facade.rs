@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kici_engine::ids::{AgentId, DeliveryRowId, IdSource, InstanceId, JobId, RegistrationId, RunId, SourceId, TokenId};
 use kici_engine::lock::GitCredentials;
+use kici_engine::state::JobStatus;
 use kici_engine::time::{Clock, Ts};
 use serde_json::Value as Json;
 use uuid::Uuid;
@@ -239,6 +240,8 @@ macro_rules! facade {
     };
     (@write $self:ident ($lane:expr) $module:ident $name:ident ($($arg:ident)*)) => {{
         let lane: Lane = $lane;
+        // Of the task that asks: the writer runs on another one.
+        let fence = crate::fence::current();
         let args = Arc::new(($($arg,)*));
         $self.inner.alive()?;
         let done = match &$self.inner.backend {
@@ -251,7 +254,9 @@ macro_rules! facade {
             }).await,
             Backend::Pg(db) => db.write(lane, stringify!($name), move |conn, ctx| {
                 let args = Arc::clone(&args);
+                let fence = fence.clone();
                 Box::pin(async move {
+                    pg::check_fence(conn, fence.as_ref()).await?;
                     let ($($arg,)*) = &*args;
                     pg::shared::$module::$name(conn, ctx, $($arg),*).await
                 })
@@ -290,7 +295,8 @@ facade! {
     read meta::instance_dead(before: Ts) -> Vec<InstanceId>;
     /// Forgets an instance (clean stop, or dead).
     write(Lane::META) meta::instance_remove(id: InstanceId) -> ();
-    /// Takes or renews the lease `name` for this instance. On SQLite it is always granted.
+    /// Takes or renews the lease `name` for this start of this instance, by the clock of the database. On SQLite it is always
+    /// granted.
     write(Lane::META) meta::lease_acquire(name: String, ttl: Duration) -> LeaseAnswer;
     /// Gives the lease back, if this instance holds it.
     write(Lane::META) meta::lease_release(name: String) -> ();
@@ -385,6 +391,8 @@ facade! {
     read run_lists::run_list(filter: RunFilter, page: Page) -> Listed<Run>;
     /// One job.
     read run_lists::job_get(id: JobId) -> Option<Job>;
+    /// The last delivery and the status of each of these jobs.
+    read run_lists::job_standings(ids: Vec<JobId>) -> Vec<(JobId, u32, JobStatus)>;
     /// The jobs of a run, in order of creation.
     read run_lists::jobs_of_run(id: RunId) -> Vec<Job>;
     /// The edges of a run.
@@ -482,6 +490,12 @@ facade! {
     read queue_lists::queue_get(job: JobId) -> Option<QueueRow>;
     /// Rows, oldest first.
     read queue_lists::queue_list(filter: QueueFilter) -> Vec<QueueRow>;
+    /// Rows that wait, in the order in which they are taken.
+    read queue_lists::queue_oldest_pending(limit: u32) -> Vec<QueueRow>;
+    /// Those of these rows that wait.
+    read queue_lists::queue_pending_of(jobs: Vec<JobId>) -> Vec<QueueRow>;
+    /// Notes why no agent could be started for rows that wait, or that nothing stands in the way.
+    write(Lane::META) queue_lists::queue_provisioning_set(errors: Vec<(JobId, Option<String>)>) -> ();
     /// How many rows wait for what.
     read queue_lists::queue_counts() -> QueueCounts;
     /// Deliveries of a job, oldest first.
@@ -504,6 +518,14 @@ facade! {
     write(Lane::META) tokens::agent_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
     /// Deletes ephemeral and bootstrap tokens that expired before `before`, but those in use; returns their ids.
     write(Lane::META) tokens::agent_token_reap(before: Ts, except: Vec<TokenId>) -> Vec<TokenId>;
+    /// Stores a claim code. `Exists` when there is one with this hash.
+    write(Lane::META) claims::claim_create(new: NewClaim) -> ();
+    /// Uses a claim code up, for whoever brings it. Of several at once one gets it.
+    write(Lane::META) claims::claim_redeem(hash: String, by: String) -> Redeemed;
+    /// Revokes the open claim codes of an agent; returns how many.
+    write(Lane::META) claims::claims_revoke(agent_id: AgentId) -> u64;
+    /// Deletes claim codes that expired before `before`; returns how many.
+    write(Lane::META) claims::claims_reap(before: Ts) -> u64;
     /// Stores an operator's token.
     write(Lane::META) tokens::admin_token_create(new: NewAdminToken) -> AdminToken;
     /// All operators' tokens, newest first.
@@ -528,6 +550,8 @@ facade! {
     write(Lane::META) roster::roster_declare(declared: DeclaredHost) -> (RosterHost, bool);
     /// Removes a host unless it is connected to a live instance.
     write(Lane::META) roster::roster_remove(agent_id: AgentId) -> HostRemoved;
+    /// Sets a property of a host beside those it has, the system's own too. False when there is no such host.
+    write(Lane::META) roster::roster_property_set(agent_id: AgentId, key: String, value: Json) -> bool;
     /// A host is about to restart; false when there is no such host. A later request replaces an earlier one.
     write(Lane::META) roster::roster_reboot_request(agent_id: AgentId, reboot: PendingReboot) -> bool;
     /// The restart that was due by `until` is over or called off; false when it is not the pending one.

@@ -21,6 +21,8 @@ pub enum Topic {
     Run(RunId),
     /// A token was revoked.
     Revocations,
+    /// Jobs are to be stopped at agents of other instances.
+    Cancels,
 }
 
 /// One wake-up.
@@ -41,6 +43,7 @@ impl Wakeup {
             Self::Changed(Topic::Queue) => "queue".to_owned(),
             Self::Changed(Topic::Slots) => "slots".to_owned(),
             Self::Changed(Topic::Revocations) => "revocations".to_owned(),
+            Self::Changed(Topic::Cancels) => "cancels".to_owned(),
             Self::Changed(Topic::Run(id)) => format!("run:{}", id.uuid()),
             Self::Missed => "all".to_owned(),
         }
@@ -54,6 +57,7 @@ impl Wakeup {
             "queue" => Self::Changed(Topic::Queue),
             "slots" => Self::Changed(Topic::Slots),
             "revocations" => Self::Changed(Topic::Revocations),
+            "cancels" => Self::Changed(Topic::Cancels),
             other => other
                 .strip_prefix("run:")
                 .and_then(|id| id.parse().ok())

@@ -146,7 +146,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn random_graphs_agree_with_brute_force(nodes in any_graph()) {
+    fn acceptance_19_random_graphs_agree_with_brute_force(nodes in any_graph()) {
         let found = propagate(&nodes);
         let (ready, skipped) = brute_force(&nodes);
         prop_assert_eq!(&found.ready, &ready);

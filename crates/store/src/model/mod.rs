@@ -1,6 +1,7 @@
 //! The plain values that go in and out of the store. They know nothing of the database.
 
 mod bus;
+mod claims;
 mod credentials;
 mod fleet;
 mod intake;
@@ -11,6 +12,7 @@ mod runs;
 mod slots;
 
 pub use bus::*;
+pub use claims::*;
 pub use credentials::*;
 pub use fleet::*;
 pub use intake::*;

@@ -5,6 +5,7 @@ use super::backend;
 pub(crate) mod schema;
 
 pub(crate) mod bus;
+pub(crate) mod claims;
 pub(crate) mod credentials;
 pub(crate) mod deliveries;
 pub(crate) mod ends;

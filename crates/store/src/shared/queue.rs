@@ -126,6 +126,7 @@ async fn take(conn: &mut Conn, ctx: &Ctx, ids: &[DbId], agent_id: &AgentId) -> R
                 dispatch_queue::dispatch_epoch.eq(dispatch_queue::dispatch_epoch + 1),
                 dispatch_queue::acked_at.eq(none),
                 dispatch_queue::unroutable_since.eq(none),
+                dispatch_queue::last_provisioning_error.eq(None::<String>),
             ))
             .returning(dispatch_queue::id),
     )

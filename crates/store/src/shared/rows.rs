@@ -364,6 +364,7 @@ pub(crate) struct DispatchRow {
     pub(crate) unroutable_since: Option<DbTs>,
     pub(crate) pinned_agent_id: Option<String>,
     pub(crate) finished_at: Option<DbTs>,
+    pub(crate) last_provisioning_error: Option<String>,
 }
 
 #[derive(Queryable, Selectable, Insertable)]
@@ -403,6 +404,7 @@ impl DispatchRow {
             unroutable_since: ts_opt(self.unroutable_since),
             pinned_agent_id: agent_opt(self.pinned_agent_id)?,
             finished_at: ts_opt(self.finished_at),
+            last_provisioning_error: self.last_provisioning_error,
         })
     }
 }

@@ -14,7 +14,7 @@ use kici_engine::time::Ts;
 use super::backend::{Conn, Db};
 use super::kept::Condition;
 use super::queue::is_held;
-use super::rows::{JobRow, NeedRow, RunRow, agent, agent_opt, small};
+use super::rows::{JobRow, NeedRow, RunRow, agent, agent_opt, small, word};
 use super::schema::{dispatch_queue, job_needs, jobs, runs};
 use crate::StoreError;
 use crate::ctx::Ctx;
@@ -113,6 +113,20 @@ pub(crate) async fn runs_open(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<V
         .load(conn)
         .await?;
     Ok(ids.into_iter().map(Into::into).collect())
+}
+
+pub(crate) async fn job_standings(
+    conn: &mut Conn,
+    _: &Ctx,
+    ids: &[JobId],
+) -> Result<Vec<(JobId, u32, JobStatus)>, StoreError> {
+    let ids: Vec<DbId> = ids.iter().map(|id| DbId::from(*id)).collect();
+    let rows: Vec<(DbId, i64, String)> = jobs::table
+        .filter(jobs::id.eq_any(ids))
+        .select((jobs::id, jobs::dispatch_epoch, jobs::status))
+        .load(conn)
+        .await?;
+    rows.into_iter().map(|(id, epoch, status)| Ok((id.into(), small(epoch), word("job status", &status)?))).collect()
 }
 
 pub(crate) async fn runs_idle(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<Vec<RunId>, StoreError> {

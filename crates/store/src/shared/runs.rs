@@ -569,8 +569,8 @@ pub(crate) async fn run_cancel(
         }
         state.stop(at, request.reason, request.force, ctx.now)?;
     }
-    let mut effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
-    effects.to_stop.extend(again);
+    state.stop_again(again);
+    let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
     Ok(CancelOutcome::Cancelling { effects: Box::new(effects) })
 }
 

@@ -52,6 +52,7 @@ diesel::table! {
         term -> BigInt,
         expires_at -> Ts,
         renewed_at -> Ts,
+        incarnation -> Nullable<Id>,
     }
 }
 
@@ -334,6 +335,7 @@ diesel::table! {
         unroutable_since -> Nullable<Ts>,
         pinned_agent_id -> Nullable<Text>,
         finished_at -> Nullable<Ts>,
+        last_provisioning_error -> Nullable<Text>,
     }
 }
 
@@ -497,6 +499,27 @@ diesel::table! {
     use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
     use super::backend::sql::{Id, Ts};
 
+    scaler_claims (claim_hash) {
+        claim_hash -> Text,
+        claim_prefix -> Text,
+        agent_id -> Text,
+        scaler_name -> Text,
+        labels -> Json,
+        mandatory_labels -> Json,
+        agent_token_ttl_ms -> BigInt,
+        orchestrator_url -> Text,
+        created_at -> Ts,
+        expires_at -> Ts,
+        consumed_at -> Nullable<Ts>,
+        consumed_by -> Nullable<Text>,
+        revoked_at -> Nullable<Ts>,
+    }
+}
+
+diesel::table! {
+    use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
+    use super::backend::sql::{Id, Ts};
+
     outbox (id) {
         id -> Id,
         kind -> Text,
@@ -556,6 +579,7 @@ diesel::allow_tables_to_appear_in_same_query!(
     job_git_credentials,
     secret_audit_log,
     request_keys,
+    scaler_claims,
     outbox,
     concurrency_slots,
     events,

@@ -111,6 +111,9 @@ pub(crate) async fn settle(
     slots::leave(conn, ctx, &state).await?;
     ends::announce(conn, ctx, &state, was.status).await?;
     ctx.wake(Topic::Run(state.run.id));
+    if state.stops_elsewhere(ctx.node()) {
+        ctx.wake(Topic::Cancels);
+    }
     Ok(state.into_effects(was.status))
 }
 
@@ -365,5 +368,6 @@ fn queue_row(run: &Run, job: &Job, entry: &QueueEntry, selector_digest: String, 
         unroutable_since: None,
         pinned_agent_id: entry.pinned_agent_id.as_ref().map(|agent| agent.as_str().to_owned()),
         finished_at: None,
+        last_provisioning_error: None,
     }
 }

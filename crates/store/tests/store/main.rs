@@ -1,6 +1,7 @@
 //! The store on both databases, through its facade.
 
 mod cancel;
+mod claims;
 mod concurrency;
 mod credentials;
 mod fixtures;
