@@ -19,6 +19,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ".kici.agent.v1.JobOffer",
             ".kici.agent.v1.GitCredentialResponse",
             ".kici.agent.v1.RevokeGitTokenRequest",
+            ".kici.agent.v1.ClaimCredentialsRequest",
+            ".kici.agent.v1.AgentCredentials",
         ])
         .compile_fds(descriptors)?;
     Ok(())

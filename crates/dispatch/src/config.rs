@@ -74,6 +74,10 @@ pub struct DispatchConfig {
     pub roster_ttl: Duration,
     /// How long a host may take to restart.
     pub reboot_deadline: Duration,
+    /// How often waiting jobs are offered to the scaler without a signal.
+    pub pending_sweep_interval: Duration,
+    /// How long an agent that a scaler started may be away from a job that it started.
+    pub scaler_reconnect_grace: Duration,
 }
 
 impl DispatchConfig {
@@ -108,6 +112,8 @@ impl DispatchConfig {
             roster_grace: Duration::from_secs(300),
             roster_ttl: Duration::from_secs(1800),
             reboot_deadline: Duration::from_secs(900),
+            pending_sweep_interval: Duration::from_secs(10),
+            scaler_reconnect_grace: Duration::from_secs(90),
         }
     }
 }

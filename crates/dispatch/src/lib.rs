@@ -8,12 +8,14 @@
 
 mod activate;
 mod cancel;
+mod claims;
 pub mod config;
 mod deadlines;
 pub mod decide;
 mod dispatcher;
 mod frames;
 mod hosts;
+mod inventory;
 mod link;
 mod locks;
 mod meters;
@@ -26,6 +28,7 @@ mod reboot;
 mod register;
 mod registry;
 mod routing;
+mod scaling;
 mod services;
 mod session;
 mod sweeps;
@@ -35,6 +38,7 @@ mod triage;
 mod turns;
 
 pub use cancel::CancelReport;
+pub use claims::{ClaimError, Credentials};
 pub use config::{AgentAuth, DispatchConfig};
 pub use decide::violations::Ownership;
 pub use dispatcher::{DispatchError, Dispatcher, DrainStatus, Ports};
@@ -42,5 +46,6 @@ pub use link::SessionStream;
 pub use reboot::{MAX_REBOOT, RebootError};
 pub use registry::{AgentView, HeldView};
 pub use routing::{AgentVerdict, Explanation};
+pub use scaling::DispatchOutcome;
 pub use services::Speaker;
 pub use sweeps::Reconciler;

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::agent::{BasicAuth, GitCredentialResponse, JobOffer, RevokeGitTokenRequest};
+use crate::agent::{
+    AgentCredentials, BasicAuth, ClaimCredentialsRequest, GitCredentialResponse, JobOffer, RevokeGitTokenRequest,
+};
 
 impl fmt::Debug for BasicAuth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -19,6 +21,18 @@ impl fmt::Debug for JobOffer {
             .field("spec_bytes", &self.spec_json.len())
             .field("request_id", &self.request_id)
             .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ClaimCredentialsRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClaimCredentialsRequest").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AgentCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AgentCredentials").field("agent_id", &self.agent_id).finish_non_exhaustive()
     }
 }
 
@@ -54,7 +68,9 @@ mod tests {
         };
         let minted = GitCredentialResponse { secret: "ghs_hush".into(), ..Default::default() };
         let revoke = RevokeGitTokenRequest { secret: "ghs_hush".into(), ..Default::default() };
-        for text in [format!("{minted:?}"), format!("{revoke:?}")] {
+        let claim = ClaimCredentialsRequest { claim_code: "kici_claim_hush".into() };
+        let claimed = AgentCredentials { agent_token: "kici_agent_hush".into(), ..Default::default() };
+        for text in [format!("{minted:?}"), format!("{revoke:?}"), format!("{claim:?}"), format!("{claimed:?}")] {
             assert!(!text.contains("hush"), "{text}");
         }
         for text in [format!("{offer:?}"), format!("{basic:?}"), format!("{:?}", offer.checkout)] {

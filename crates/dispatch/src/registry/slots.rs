@@ -143,6 +143,22 @@ impl Registry {
         inner.refresh(&id, Instant::now());
     }
 
+    /// True when an agent with a free slot could run it.
+    pub fn has_free(&self, wanted: &Wanted) -> bool {
+        let inner = self.lock();
+        let fits = |id: &AgentId| inner.agents.get(id).is_some_and(|entry| Inner::fits(entry, wanted));
+        match inner.candidates(wanted) {
+            Some(set) => set.iter().any(|id| inner.free.contains(id) && fits(id)),
+            None => inner.free.iter().any(fits),
+        }
+    }
+
+    /// Whether the agent of a session may have a job, its slots aside.
+    pub fn fits(&self, session: SessionId, wanted: &Wanted) -> bool {
+        let mut inner = self.lock();
+        inner.of_session(session).is_some_and(|entry| Inner::fits(entry, wanted))
+    }
+
     /// True when some connected agent could run it if it had a slot.
     pub fn routable(&self, wanted: &Wanted) -> bool {
         let inner = self.lock();
