@@ -7,6 +7,7 @@
 
 pub mod agent;
 pub mod checkout;
+mod claim;
 pub mod config;
 pub mod confine;
 pub mod credentials;

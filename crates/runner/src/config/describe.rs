@@ -40,6 +40,7 @@ impl Config {
         lines.extend(self.reset.describe());
         lines.extend([
             ("scaler_managed", self.scaled.managed.to_string()),
+            ("scaler_claim_code", if self.scaled.claim_code.is_some() { "(set)".into() } else { none() }),
             ("scaler_idle_timeout_ms", ms(self.scaled.idle)),
             ("scaler_pending_dispatch_timeout_ms", ms(self.scaled.pending_dispatch)),
             ("state_dir", self.state_dir.display().to_string()),

@@ -7,6 +7,8 @@ use secrecy::SecretString;
 
 /// What an agent token begins with; 64 hex digits and a checksum of 6 follow.
 const TOKEN_PREFIX: &str = "kici_agent_";
+/// What a claim code begins with; as many follow.
+const CLAIM_PREFIX: &str = "kici_claim_";
 
 /// One key.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +68,7 @@ keys! {
     "drain_on_reset_failure", "KICI_AGENT_DRAIN_ON_RESET_FAILURE", "drain-on-reset-failure", "take no more work after failures of that command (false)";
     "reset_failure_threshold", "KICI_AGENT_RESET_FAILURE_THRESHOLD", "reset-failure-threshold", "how many in a row (3)";
     "scaler_managed", "KICI_SCALER_MANAGED", "scaler-managed", "a scaler started this agent; it ends without work (false)";
+    "scaler_claim_code", "KICI_SCALER_CLAIM_CODE", "", "code that buys this agent its token, once; not used where a token is set";
     "scaler_idle_timeout_ms", "KICI_SCALER_IDLE_TIMEOUT", "scaler-idle-timeout-ms", "how long it stays without work (5000)";
     "scaler_pending_dispatch_timeout_ms", "KICI_SCALER_PENDING_DISPATCH_TIMEOUT", "scaler-pending-dispatch-timeout-ms", "how long it waits for the job that it was started for (60000)";
     "backpressure_mode", "KICI_BACKPRESSURE_MODE", "backpressure-mode", "when too much log waits: pause, drop (pause)";
@@ -131,16 +134,24 @@ pub(super) fn url(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn token(text: &str) -> Result<SecretString, String> {
-    let rest = text.strip_prefix(TOKEN_PREFIX).unwrap_or_default();
-    if rest.len() == 70 && rest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        Ok(SecretString::from(text))
-    } else {
-        Err(format!("is not an agent token: it begins with {TOKEN_PREFIX} and 70 hex digits follow"))
-    }
+    digits(text, TOKEN_PREFIX)
+        .ok_or_else(|| format!("is not an agent token: it begins with {TOKEN_PREFIX} and 70 hex digits follow"))
 }
 
-/// `[a-z0-9._:/@+-]{1,128}` in lower case; `kici:` is the orchestrator's.
-pub(super) fn labels(text: &str) -> Result<Vec<String>, String> {
+pub(super) fn claim_code(text: &str) -> Result<SecretString, String> {
+    digits(text, CLAIM_PREFIX)
+        .ok_or_else(|| format!("the value is not a claim code: it begins with {CLAIM_PREFIX} and 70 hex digits follow"))
+}
+
+fn digits(text: &str, prefix: &str) -> Option<SecretString> {
+    let rest = text.strip_prefix(prefix)?;
+    let hex = rest.len() == 70 && rest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    hex.then(|| SecretString::from(text))
+}
+
+/// `[a-z0-9._:/@+-]{1,128}` in lower case; `kici:` is the orchestrator's, and its scalers': it judges what an agent of one
+/// says.
+pub(super) fn labels(text: &str, of_scaler: bool) -> Result<Vec<String>, String> {
     let mut labels = Vec::new();
     for label in list(text) {
         let label = label.to_lowercase();
@@ -148,7 +159,7 @@ pub(super) fn labels(text: &str) -> Result<Vec<String>, String> {
         if label.len() > 128 || !label.bytes().all(legal) {
             return Err(format!("`{label}` is not a label; use 1 to 128 of letters, digits and . _ : / @ + -"));
         }
-        if label.starts_with("kici:") {
+        if label.starts_with("kici:") && !of_scaler {
             return Err(format!("`{label}` cannot be claimed: kici: labels are derived by the orchestrator"));
         }
         labels.push(label);

@@ -311,10 +311,12 @@ impl Reader {
             host_env.insert("USER".to_owned(), user.name.clone());
             host_env.insert("SHELL".to_owned(), user.shell.display().to_string());
         }
+        let scaled = self.scaled();
+        let of_scaler = scaled.managed;
         Some(Config {
             agent_id: self.parsed("agent_id", |text| AgentId::new(text).map_err(|error| error.to_string())),
             agent_token: self.token(),
-            labels: self.parsed("labels", keys::labels).unwrap_or_default(),
+            labels: self.parsed("labels", |text| keys::labels(text, of_scaler)).unwrap_or_default(),
             properties: self.parsed("properties", keys::properties).unwrap_or_default(),
             max_concurrency: u32::try_from(self.number("max_concurrency", 1, 1, 1_024)).unwrap_or(1),
             log_level: self.parsed("log_level", |text| Ok(text.to_owned())).unwrap_or_else(|| "info".to_owned()),
@@ -333,7 +335,7 @@ impl Reader {
             agent_env,
             isolation,
             reset: self.reset(),
-            scaled: self.scaled(),
+            scaled,
             pressure: self.parsed("backpressure_mode", parts::pressure).unwrap_or_default(),
             listen: self.listen(),
             private_files: self.private_files(),

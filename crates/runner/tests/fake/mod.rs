@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,6 +12,7 @@ use std::time::Duration;
 use kici_engine::check::CheckMode;
 use kici_engine::jobspec::JobSpec;
 use kici_engine::lock::{Hooks, SourceRef, Step};
+use kici_protocol::agent::agent_bootstrap_server::{AgentBootstrap, AgentBootstrapServer};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::*;
 use kici_protocol::common::JobRef;
@@ -51,6 +52,10 @@ pub struct Shared {
     pub recovery_window_ms: AtomicU64,
     /// Agents are told that a job is on its way to them.
     pub pending_dispatch: AtomicBool,
+    /// What the next claim codes get, in order; then they are unknown.
+    pub claims: Mutex<VecDeque<Result<ClaimCredentialsResponse, Status>>>,
+    /// The claim codes that were brought.
+    pub codes: Mutex<Vec<String>>,
 }
 
 #[derive(Clone)]
@@ -93,6 +98,7 @@ impl Fake {
         let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         let server = tonic::transport::Server::builder()
+            .add_service(AgentBootstrapServer::new(service.clone()))
             .add_service(AgentGatewayServer::new(service).max_decoding_message_size(16 << 20))
             .serve_with_incoming(incoming);
         runtime.spawn(server);
@@ -305,6 +311,17 @@ impl AgentGateway for Service {
         Ok(Response::new(RevokeGitTokenResponse {}))
     }
 
+    async fn query_inventory(
+        &self,
+        _: Request<QueryInventoryRequest>,
+    ) -> Result<Response<QueryInventoryResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn get_host(&self, _: Request<GetHostRequest>) -> Result<Response<InventoryHost>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn request_reboot(
         &self,
         _: Request<RequestRebootRequest>,
@@ -319,6 +336,24 @@ impl AgentGateway for Service {
     async fn emit_event(&self, _: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
+}
+
+#[tonic::async_trait]
+impl AgentBootstrap for Service {
+    async fn claim_credentials(
+        &self,
+        request: Request<ClaimCredentialsRequest>,
+    ) -> Result<Response<ClaimCredentialsResponse>, Status> {
+        assert!(request.metadata().get("authorization").is_none(), "there is no token yet");
+        self.shared.codes.lock().expect("lock").push(request.into_inner().claim_code);
+        let answer = self.shared.claims.lock().expect("lock").pop_front();
+        answer.unwrap_or_else(|| Ok(refusal("invalid"))).map(Response::new)
+    }
+}
+
+/// A claim code gets nothing.
+pub fn refusal(reason: &str) -> ClaimCredentialsResponse {
+    ClaimCredentialsResponse { result: Some(claim_credentials_response::Result::ErrorReason(reason.into())) }
 }
 
 impl Shared {
