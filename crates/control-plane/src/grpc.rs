@@ -1,17 +1,23 @@
 //! The gRPC service of agents: control sessions go to the dispatcher, log streams to the log store.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kici_dispatch::{Dispatcher, Ownership, SessionStream};
+use axum::extract::ConnectInfo;
+use kici_dispatch::{ClaimError, Dispatcher, Ownership, SessionStream};
 use kici_events::{Bus, Emit, EmitError, MAX_PAYLOAD_BYTES};
 use kici_protocol::NOT_ASSIGNED;
+use kici_protocol::agent::agent_bootstrap_server::{AgentBootstrap, AgentBootstrapServer};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{
-    AgentFrame, CancelRebootRequest, CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused,
-    GitCredentialRequest, GitCredentialResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
-    RevokeGitTokenRequest, RevokeGitTokenResponse, emit_event_response,
+    AgentCredentials, AgentFrame, CancelRebootRequest, CancelRebootResponse, ClaimCredentialsRequest,
+    ClaimCredentialsResponse, EmitEventRequest, EmitEventResponse, EventRefused, GetHostRequest, GitCredentialRequest,
+    GitCredentialResponse, InventoryHost, LogChunk, QueryInventoryRequest, QueryInventoryResponse,
+    RequestRebootRequest, RequestRebootResponse, RevokeGitTokenRequest, RevokeGitTokenResponse,
+    claim_credentials_response, emit_event_response,
 };
 use kici_store::model::{EventOrigin, JobRef};
+use secrecy::ExposeSecret as _;
 use serde_json::{Value as Json, json};
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
@@ -111,6 +117,19 @@ impl AgentGateway for Gateway {
         Ok(Response::new(CancelRebootResponse { cancelled }))
     }
 
+    async fn query_inventory(
+        &self,
+        request: Request<QueryInventoryRequest>,
+    ) -> Result<Response<QueryInventoryResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        Ok(Response::new(self.dispatcher.query_inventory(session, request.get_ref()).await?))
+    }
+
+    async fn get_host(&self, request: Request<GetHostRequest>) -> Result<Response<InventoryHost>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        Ok(Response::new(self.dispatcher.get_host(session, request.get_ref()).await?))
+    }
+
     async fn emit_event(&self, request: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {
         let session = self.dispatcher.caller(request.metadata())?;
         let request = request.into_inner();
@@ -156,5 +175,48 @@ impl Gateway {
             request_id: job.run_id.to_string(),
         };
         Ok(self.bus.emit(emit).await?.0.to_string())
+    }
+}
+
+/// Largest request before authentication, in bytes.
+const MAX_CLAIM_BYTES: usize = 1024;
+
+/// Serves `kici.agent.v1.AgentBootstrap`.
+pub(crate) struct Bootstrap {
+    pub(crate) dispatcher: Arc<Dispatcher>,
+}
+
+impl Bootstrap {
+    pub(crate) fn into_service(self) -> AgentBootstrapServer<Self> {
+        AgentBootstrapServer::new(self).max_decoding_message_size(MAX_CLAIM_BYTES)
+    }
+}
+
+#[tonic::async_trait]
+impl AgentBootstrap for Bootstrap {
+    async fn claim_credentials(
+        &self,
+        request: Request<ClaimCredentialsRequest>,
+    ) -> Result<Response<ClaimCredentialsResponse>, Status> {
+        let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.ip());
+        let Some(peer) = peer.filter(|peer| peer.to_canonical().is_loopback()) else {
+            // The listener speaks plain text; what ends TLS in front of it calls from this machine.
+            return Err(Status::failed_precondition("a claim code is only taken over TLS; put a TLS proxy in front"));
+        };
+        let result = match self.dispatcher.redeem_claim(&request.into_inner().claim_code, peer).await {
+            Ok(credentials) => claim_credentials_response::Result::Credentials(AgentCredentials {
+                agent_token: credentials.agent_token.expose_secret().to_owned(),
+                agent_id: credentials.agent_id.to_string(),
+                orchestrator_url: credentials.orchestrator_url,
+                labels: credentials.labels,
+            }),
+            Err(ClaimError::Refused(reason)) => {
+                claim_credentials_response::Result::ErrorReason(reason.as_str().to_owned())
+            }
+            Err(error @ ClaimError::TooMany) => return Err(Status::resource_exhausted(error.to_string())),
+            Err(error @ ClaimError::Unavailable(_)) => return Err(Status::unavailable(error.to_string())),
+            Err(error @ ClaimError::Lost) => return Err(Status::internal(error.to_string())),
+        };
+        Ok(Response::new(ClaimCredentialsResponse { result: Some(result) }))
     }
 }

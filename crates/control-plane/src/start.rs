@@ -37,11 +37,11 @@ use crate::broker::GitBroker;
 use crate::clones::{AllForges, SourceClones};
 use crate::config::Config;
 use crate::data_dir::DataDir;
-use crate::grpc::Gateway;
+use crate::grpc::{Bootstrap, Gateway};
 use crate::intake::Intake;
 use crate::logs::{LogAppender, LogReader, LogSealer};
 use crate::payloads::Payloads;
-use crate::reconcilers::Background;
+use crate::reconcilers::{Background, LEADER};
 use crate::retention::Retention;
 use crate::sealing::Sealing;
 use crate::server::{Halves, serve};
@@ -215,6 +215,10 @@ impl Orchestrator {
         if tokio::time::timeout(self.grace, self.tasks.wait()).await.is_err() {
             tracing::warn!("background work did not end within the grace period");
         }
+        // Another instance need not wait for the lease to run out.
+        if let Err(error) = self.store.lease_release(LEADER.to_owned()).await {
+            tracing::warn!(%error, "the lease is not given back; it runs out by itself");
+        }
         if let Err(error) = self.store.instance_remove(self.instance.clone()).await {
             tracing::warn!(%error, "this instance stays listed until it is found dead");
         }
@@ -342,6 +346,8 @@ fn dispatcher(
     dispatch.unroutable_grace = keys.unroutable_grace.unwrap_or_default();
     dispatch.max_depth = keys.max_depth;
     dispatch.backpressure_threshold = keys.backpressure_threshold;
+    dispatch.pending_sweep_interval = keys.pending_sweep;
+    dispatch.scaler_reconnect_grace = keys.scaler_grace;
     dispatch.concurrency_wait = keys.concurrency_wait;
     dispatch.recovery_window = keys.recovery_window;
     dispatch.job_heartbeat_interval = keys.job_heartbeat;
@@ -353,6 +359,8 @@ fn dispatcher(
     let ports = kici_dispatch::Ports {
         clones: Arc::new(SourceClones::new(store.clone(), sources.clone())),
         changes: Arc::new(LiveChanges(live.clone())),
+        // Jobs wait for the agents that connect by themselves.
+        scaler: None,
         clock: around.clock.clone(),
         ids: around.ids.clone(),
     };
@@ -457,7 +465,7 @@ impl Build<'_> {
             stopping: AtomicBool::new(false),
             drain_reason: std::sync::Mutex::default(),
             statuses: Arc::default(),
-            leads: Arc::new(watch::Sender::new(false)),
+            leads: Arc::new(watch::Sender::new(None)),
         });
         self.tasks.spawn(announce_logs(logs.grown(), live.clone(), self.stop.clone()));
         let (access_log, writer) = AccessBook::new(store.clone(), self.stop.clone());
@@ -531,6 +539,7 @@ impl Build<'_> {
 fn halves(ports: Ports, intake: Intake, around: &Surroundings, gateway: Gateway) -> Halves {
     let api = kici_api::server::routes(ApiState::new(ports, around.clock.clone()));
     let http = kici_api::server::finish(crate::intake::router(intake).merge(api), around.ids.clone());
-    let grpc = tonic::service::Routes::new(gateway.into_service()).prepare().into_axum_router();
+    let bootstrap = Bootstrap { dispatcher: gateway.dispatcher.clone() }.into_service();
+    let grpc = tonic::service::Routes::new(gateway.into_service()).add_service(bootstrap).prepare().into_axum_router();
     Halves { http, grpc }
 }

@@ -3,6 +3,7 @@
 
 mod bus;
 mod chaos;
+mod claims;
 mod complaints;
 mod crash;
 mod disk;
@@ -15,6 +16,7 @@ mod hosts;
 mod intake;
 mod language;
 mod large;
+mod leader;
 mod loss;
 mod postgres;
 mod scope;

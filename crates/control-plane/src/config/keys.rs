@@ -306,6 +306,18 @@ pub const KEYS: &[Key] = &[
         "A job that no known agent could ever run fails after this; 0 lets it wait.",
     ),
     key(
+        "scaler.pending_sweep_interval_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("10000"),
+        "How often waiting jobs are offered to the scaler again, besides when room comes free.",
+    ),
+    key(
+        "scaler.reconnect_grace_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("90000"),
+        "How long an agent that a scaler started may be away from a job that it started.",
+    ),
+    key(
         "roster.grace_ms",
         Kind::Number(120_000, MS_MAX),
         Some("300000"),

@@ -132,6 +132,10 @@ pub struct DispatchKeys {
     pub max_attempts: u32,
     /// `queue.unroutable_grace_ms`; none waits.
     pub unroutable_grace: Option<Duration>,
+    /// `scaler.pending_sweep_interval_ms`.
+    pub pending_sweep: Duration,
+    /// `scaler.reconnect_grace_ms`.
+    pub scaler_grace: Duration,
     /// `concurrency.wait_timeout_ms`.
     pub concurrency_wait: Duration,
     /// `stale.job_heartbeat_ms`.
@@ -258,6 +262,8 @@ impl Config {
                 queue_timeout: limit(values.number("queue.timeout_ms")),
                 max_attempts: values.small("queue.max_attempts"),
                 unroutable_grace: limit(values.number("queue.unroutable_grace_ms")),
+                pending_sweep: values.millis("scaler.pending_sweep_interval_ms"),
+                scaler_grace: values.millis("scaler.reconnect_grace_ms"),
                 concurrency_wait: values.millis("concurrency.wait_timeout_ms"),
                 job_heartbeat: values.millis("stale.job_heartbeat_ms"),
                 stale_multiplier: values.small("stale.threshold_multiplier"),
