@@ -138,9 +138,9 @@ async fn hot(store: &Store, explain: impl AsyncFn(&str, &[&str], Vec<String>)) {
     hot!(queue_expired_acks(100), held);
     hot!(queue_expired_recoveries(100), held);
     hot!(queue_expired_pending(100), pending);
-    hot!(queue_unstarted_since(now, 100), held);
-    hot!(jobs_stale(now, 100), held);
-    hot!(jobs_past_timeout(Duration::from_secs(1), 100), held);
+    hot!(queue_unstarted_since(now, 100), [held[0], key[0], key[1]]);
+    hot!(jobs_stale(now, 100), [held[0], "jobs_running_idx"]);
+    hot!(jobs_past_timeout(Duration::from_secs(1), 100), [held[0], key[0], key[1]]);
     hot!(queue_owned_by(a1.clone()), held);
     hot!(queue_owned_by_instances(vec![a1.clone()]), held);
     hot!(queue_ownership(job, a1.clone()), key);
