@@ -12,7 +12,6 @@ mod registration;
 mod scaling;
 mod services;
 mod siblings;
-mod storm;
 mod support;
 mod turns;
 

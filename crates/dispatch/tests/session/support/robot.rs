@@ -64,25 +64,6 @@ pub struct Robot {
     outbox: BTreeMap<Key, JobUpdate>,
     refused: BTreeSet<String>,
     wobbled: BTreeSet<Key>,
-    /// Of so many frames it does not hear one.
-    pub deaf_to_one_in: Option<u64>,
-    pub chance: Chance,
-}
-
-/// Numbers that look random and are the same for the same seed.
-pub struct Chance(u64);
-
-impl Chance {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
 }
 
 /// Why a session of a robot ended.
@@ -101,8 +82,6 @@ impl Robot {
             outbox: BTreeMap::new(),
             refused: BTreeSet::new(),
             wobbled: BTreeSet::new(),
-            deaf_to_one_in: None,
-            chance: Chance::new(1),
         }
     }
 
@@ -137,8 +116,6 @@ impl Robot {
             self.go_on(&mut agent, &key, &mut said).await;
         }
         while let Some(frame) = agent.maybe_next_or_ack().await {
-            let lost = self.deaf_to_one_in.is_some_and(|n| self.chance.below(n) == 0);
-            let frame = frame.filter(|_| !lost);
             said.retain(|seq, key| {
                 let open = *seq > agent.acked;
                 if !open {
