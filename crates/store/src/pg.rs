@@ -226,7 +226,9 @@ impl Postgres {
     {
         let mut conn = self.pool.get().await.map_err(|error| StoreError::Unavailable(error.to_string()))?;
         let ctx = Ctx::new(&self.shared);
-        run(&mut conn, &ctx).await
+        let outcome = run(&mut conn, &ctx).await;
+        ctx.share();
+        outcome
     }
 
     pub(crate) async fn close(&self) {

@@ -248,6 +248,7 @@ impl Sqlite {
                 None => Conn::new(establish(&pool.path, pool.durability, true)?),
             };
             let outcome = ready(run(&mut conn, &ctx))?;
+            ctx.share();
             pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(conn);
             outcome
         })
