@@ -45,6 +45,9 @@ pub struct JobSpec {
     /// Its place in a fan-out over hosts; `KICI_FANOUT_*` in its steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fanout: Option<Fanout>,
+    /// Its only step makes other jobs: it writes them to `$KICI_JOBS`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub generate: bool,
     /// What expressions see: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`, `fanout`. The
     /// agent adds `agent`, `env`, `steps` and `job`.
     pub context: BTreeMap<String, Json>,

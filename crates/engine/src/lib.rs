@@ -14,6 +14,7 @@ pub mod expr;
 pub mod hosts;
 pub mod ids;
 pub mod inputs;
+pub mod invoke;
 pub mod jobspec;
 pub mod labels;
 pub mod lock;

@@ -88,6 +88,7 @@ catalogue! {
         Counter "kici_orch_events_refused_total" ["reason"] "": "Events that were not taken: depth, name, payload, rate, size, stale, store, targets.";
         Histogram "kici_orch_execution_duration_seconds" [] "seconds" LONG: "Duration of runs.";
         Counter "kici_orch_executions_total" ["status"] "": "Runs that ended.";
+        Counter "kici_orch_generated_refused_total" [] "": "Documents of generated jobs that were refused.";
         Histogram "kici_orch_http_request_duration_seconds" ["route"] "seconds" QUICK: "Duration of HTTP requests.";
         Counter "kici_orch_http_requests_total" ["route", "method", "code"] "": "HTTP requests.";
         Counter "kici_orch_ingest_admitted_total" [] "": "Deliveries that were let in.";

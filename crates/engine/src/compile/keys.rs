@@ -13,6 +13,7 @@ pub(crate) struct KeySet {
 
 pub(crate) const WORKFLOW: KeySet = KeySet {
     accepted: &[
+        "approval",
         "concurrency",
         "defaults",
         "description",
@@ -25,12 +26,13 @@ pub(crate) const WORKFLOW: KeySet = KeySet {
         "requires",
         "rules",
         "run_name",
+        "secrets",
         "timeout",
     ],
-    planned: &["approval", "hash_files", "install_env", "registries", "secrets"],
+    planned: &["hash_files", "install_env", "registries"],
 };
 pub(crate) const DEFAULTS: KeySet =
-    KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
+    KeySet { accepted: &["env", "retry", "runs_on", "shell", "timeout", "working_directory"], planned: &["container"] };
 pub(crate) const ON: KeySet = KeySet {
     accepted: &[
         "comment",
@@ -56,8 +58,9 @@ pub(crate) const ON: KeySet = KeySet {
         "webhook",
         "workflow_complete",
         "workflow_run",
+        "workflows_failed_batch",
     ],
-    planned: &["workflows_failed_batch"],
+    planned: &[],
 };
 pub(crate) const PUSH: KeySet = KeySet { accepted: &["branches", "paths"], planned: &["repos"] };
 pub(crate) const PULL_REQUEST: KeySet =
@@ -88,17 +91,21 @@ pub(crate) const INPUT: KeySet = KeySet {
 };
 pub(crate) const JOB: KeySet = KeySet {
     accepted: &[
+        "approval",
         "checkout",
         "concurrency",
         "description",
         "env",
+        "environment",
         "fail_fast",
+        "generate",
         "git_credentials",
         "grace_period",
         "hooks",
         "if",
         "include_uninitialized",
         "init",
+        "invoke",
         "matrix",
         "max_parallel",
         "name",
@@ -110,31 +117,18 @@ pub(crate) const JOB: KeySet = KeySet {
         "run",
         "runs_on",
         "runs_on_all",
+        "secrets",
         "steps",
         "timeout",
     ],
-    planned: &[
-        "approval",
-        "artifacts",
-        "cache",
-        "container",
-        "environment",
-        "full_repo",
-        "generate",
-        "id_token",
-        "invoke",
-        "provenance",
-        "resources",
-        "secrets",
-        "services",
-    ],
+    planned: &["artifacts", "cache", "container", "full_repo", "id_token", "provenance", "resources", "services"],
 };
-pub(crate) const NEED: KeySet = KeySet { accepted: &["job", "when"], planned: &["group"] };
-pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels"], planned: &["pick"] };
+pub(crate) const NEED: KeySet = KeySet { accepted: &["group", "job", "when"], planned: &[] };
+pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels", "pick"], planned: &[] };
 pub(crate) const RUNS_ON_ALL: KeySet = KeySet { accepted: &["exclude", "include"], planned: &[] };
 pub(crate) const HOST_GROUP: KeySet = KeySet { accepted: &["all"], planned: &[] };
 pub(crate) const CHECKOUT: KeySet =
-    KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
+    KeySet { accepted: &["depth", "lfs", "path", "ref", "submodules", "tags"], planned: &[] };
 pub(crate) const GIT_CREDENTIALS: KeySet = KeySet { accepted: &["access", "default", "named", "repos"], planned: &[] };
 pub(crate) const BASIC_CREDENTIAL: KeySet = KeySet {
     accepted: &["host", "kind", "repos", "token_value", "user_value"],
@@ -144,12 +138,23 @@ pub(crate) const GITHUB_APP_CREDENTIAL: KeySet = KeySet {
     accepted: &["app_id_value", "host", "installation_id_value", "kind", "private_key_value", "repos"],
     planned: &["app_id_secret", "installation_id_secret", "private_key_secret"],
 };
+pub(crate) const GENERATE: KeySet = KeySet { accepted: &["allow", "group", "run", "shell"], planned: &[] };
+pub(crate) const ALLOW: KeySet = KeySet { accepted: &["environments", "runs_on", "secrets"], planned: &[] };
+pub(crate) const INVOKE: KeySet = KeySet { accepted: &["event", "optional", "payload"], planned: &[] };
+pub(crate) const ENVIRONMENT: KeySet = KeySet { accepted: &["name", "url"], planned: &[] };
+pub(crate) const APPROVAL: KeySet = KeySet { accepted: &["approvers", "reason", "timeout"], planned: &[] };
+pub(crate) const STEP_APPROVAL: KeySet = KeySet { accepted: &["approvers", "reason", "timeout", "when"], planned: &[] };
+pub(crate) const APPROVER: KeySet = KeySet { accepted: &["team", "user"], planned: &[] };
+pub(crate) const FAILED_BATCH: KeySet = KeySet { accepted: &["accumulate", "workflows"], planned: &[] };
+/// What a generator writes.
+pub(crate) const FRAGMENT: KeySet = KeySet { accepted: &["jobs"], planned: &[] };
 pub(crate) const CONCURRENCY: KeySet = KeySet { accepted: &["cancel_in_progress", "group", "max"], planned: &[] };
 pub(crate) const RETRY: KeySet = KeySet { accepted: &["attempts", "on"], planned: &[] };
 pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
 pub(crate) const STEP: KeySet = KeySet {
     accepted: &[
         "apply",
+        "approval",
         "check",
         "continue_on_error",
         "drift_exit_code",
@@ -162,6 +167,7 @@ pub(crate) const STEP: KeySet = KeySet {
         "parallel",
         "retry",
         "run",
+        "secrets",
         "shell",
         "timeout",
         "use",
@@ -170,7 +176,7 @@ pub(crate) const STEP: KeySet = KeySet {
         "with",
         "working_directory",
     ],
-    planned: &["approval", "cache", "secrets"],
+    planned: &["cache"],
 };
 /// What may stand beside `use`.
 pub(crate) const OF_USE: [&str; 6] = ["env", "id", "if", "name", "use", "with"];
@@ -335,6 +341,15 @@ mod tests {
             PART,
             REQUIREMENT,
             RULE,
+            GENERATE,
+            ALLOW,
+            INVOKE,
+            ENVIRONMENT,
+            APPROVAL,
+            STEP_APPROVAL,
+            APPROVER,
+            FAILED_BATCH,
+            FRAGMENT,
         ];
         for set in sets {
             assert!(set.accepted.is_sorted() && set.planned.is_sorted(), "{set:?}");

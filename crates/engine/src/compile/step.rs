@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::expr::Scope;
-use crate::lock::{Action, Composite, Group, SourceRef, Step};
+use crate::lock::{Action, ApprovalWhen, Composite, Group, SourceRef, Step};
 use crate::yaml::{Data, Entry, Node};
 
 use super::job::{Defaults, Place};
@@ -221,6 +221,20 @@ impl Walk<'_> {
         if let Some(entry) = fields.get("if") {
             let scope = around.scope("if", before);
             step.condition = self.within("if", |walk| walk.condition(&entry.value, &scope));
+        }
+        if let Some(entry) = fields.get("secrets") {
+            step.secrets = self.within("secrets", |walk| walk.secrets(&entry.value));
+        }
+        if let Some(entry) = fields.get("approval") {
+            let owner = around.owner();
+            let owner = format!("a step of {owner}");
+            step.approval = self.within("approval", |walk| walk.approval(&entry.value, &keys::STEP_APPROVAL, &owner));
+            let on_drift = step.approval.as_ref().is_some_and(|approval| approval.when == ApprovalWhen::Drift);
+            if on_drift && fields.get("check").is_none() {
+                self.within("approval", |walk| {
+                    walk.fault("K0104", entry.span, format!("`when: drift` in {owner} has no effect without `check`"));
+                });
+            }
         }
         if let Some(entry) = fields.get("continue_on_error") {
             step.continue_on_error =

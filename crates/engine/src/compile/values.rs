@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::expr::{Expr, ExprError, Finding, FindingKind, Part, Scope, Template, check_expr, check_template};
 use crate::labels::{MAX_MATCHERS, parse_term};
-use crate::lock::{Matcher, Selector, Shell, Stage, Value};
+use crate::lock::{Matcher, Pick, Selector, Shell, Stage, Value};
 use crate::yaml::{Data, Node};
 
 use super::keys::{self, nearest};
@@ -157,6 +157,10 @@ impl Walk<'_> {
             let fields = self.fields(node, &keys::RUNS_ON, "`runs_on`")?;
             if let Some(entry) = fields.get("labels") {
                 self.within("labels", |walk| walk.labels(&entry.value, scope, &mut selector));
+            }
+            if let Some(entry) = fields.get("pick") {
+                let word = self.within("pick", |walk| walk.word(&entry.value, &["deterministic", "any"]));
+                selector.pick = if word == Some("any") { Pick::Any } else { Pick::Deterministic };
             }
             if let Some(entry) = fields.get("exclude") {
                 let mut excluded = Selector::default();

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use super::{Conditions, Input, Shell, SourceRef, Value};
+use super::{Approval, Conditions, Input, Secrets, Shell, SourceRef, Value};
 
 /// Longest that one hook may take, in milliseconds; also its limit where it names none.
 pub const MAX_HOOK_MS: u64 = 5 * 60 * 1000;
@@ -38,6 +38,12 @@ pub struct Step {
     /// Environment of this step.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Value>,
+    /// Secrets in the environment of this step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: Secrets,
+    /// Who must agree before it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approval>,
     /// A CEL condition, evaluated on the agent; false means `skipped`.
     #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
@@ -75,6 +81,8 @@ impl Step {
             shell: None,
             working_directory: None,
             env: BTreeMap::new(),
+            secrets: Secrets::new(),
+            approval: None,
             condition: None,
             continue_on_error: false,
             timeout_ms: None,
@@ -163,7 +171,7 @@ impl Emit {
     }
 }
 
-fn templates<'a>(json: &'a Json, found: &mut Vec<&'a str>) {
+pub(super) fn templates<'a>(json: &'a Json, found: &mut Vec<&'a str>) {
     match json {
         Json::String(text) if text.contains("${{") => found.push(text),
         Json::Array(items) => items.iter().for_each(|item| templates(item, found)),

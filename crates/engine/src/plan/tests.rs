@@ -114,7 +114,7 @@ fn a_plan_has_variants_edges_and_roots() {
     assert!(matches!(&plan.jobs[0].start, Start::Now(activation) if labels(activation) == ["linux"]));
     assert_eq!((plan.jobs[2].base_name.as_str(), &plan.jobs[2].start), ("test", &Start::AfterNeeds));
     assert_eq!((plan.jobs[2].job_index, plan.jobs[2].max_parallel), (1, Some(1)));
-    assert_eq!(plan.jobs[2].needs, [Need { job: "build".into(), run_on: vec![JobStatus::Success] }]);
+    assert_eq!(plan.jobs[2].needs, [Need::on("build", [JobStatus::Success])]);
 }
 
 #[test]

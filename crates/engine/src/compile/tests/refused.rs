@@ -48,6 +48,16 @@ fn steps() {
 }
 
 #[test]
+fn dynamic() {
+    insta::assert_snapshot!(table(include_str!("refused/dynamic.txt")));
+}
+
+#[test]
+fn protection() {
+    insta::assert_snapshot!(table(include_str!("refused/protection.txt")));
+}
+
+#[test]
 fn expressions() {
     insta::assert_snapshot!(table(include_str!("refused/expressions.txt")));
 }
