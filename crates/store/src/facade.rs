@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kici_engine::ids::{AgentId, DeliveryRowId, IdSource, InstanceId, JobId, RegistrationId, RunId, SourceId, TokenId};
+use kici_engine::ids::{
+    AgentId, DeliveryRowId, EventId, IdSource, InstanceId, JobId, RegistrationId, RunId, SourceId, TokenId,
+};
 use kici_engine::lock::GitCredentials;
 use kici_engine::time::{Clock, Ts};
 use serde_json::Value as Json;
@@ -393,6 +395,18 @@ facade! {
     read steps::steps_of_run(id: RunId) -> Vec<Step>;
     /// The steps of one delivery of a job.
     read steps::steps_of_job(job: JobId, epoch: u32) -> Vec<Step>;
+    /// Keeps the jobs that a generator made, for the moment in which it ends well.
+    write(Lane::of(new.job.run_id.uuid())) generated::generated_put(new: NewGenerated) -> Guarded;
+    /// Digest and number of the jobs that a generator reported last.
+    read generated::generated_get(job: JobId) -> Option<(String, u32)>;
+    /// Jobs that wait for runs that they started, oldest first.
+    read gates::gates_open(limit: u32) -> Vec<OpenGate>;
+    /// Whether a job waits for what an event starts.
+    read gates::gate_of_event(id: EventId) -> bool;
+    /// Says on a job what it waits for.
+    write(Lane::of(run.uuid())) gates::gate_note(run: RunId, job: JobId, note: String) -> ();
+    /// Ends a job that waited for runs that it started, or its waiting when it has ended by itself.
+    write(Lane::of(run.uuid())) gates::gate_settle(run: RunId, job: JobId, verdict: GateVerdict, activate: Arc<dyn Activate>) -> Option<Effects>;
     /// Applies changes of steps in order; one answer each. A terminal step never changes.
     write(Lane::first(&steps)) steps::step_upsert(steps: Vec<StepWrite>) -> Vec<StepWritten>;
     /// Marks the logs of a delivery's steps as sealed, with their final sizes `(step_key, bytes, lines)`.

@@ -17,6 +17,8 @@ pub enum Topic {
     Queue,
     /// There is news for those that wait for slots of concurrency groups, or have them.
     Slots,
+    /// There is news for jobs that wait for runs that they started.
+    Gates,
     /// Something of this run.
     Run(RunId),
     /// A token was revoked.
@@ -40,6 +42,7 @@ impl Wakeup {
             Self::Changed(Topic::Events) => "events".to_owned(),
             Self::Changed(Topic::Queue) => "queue".to_owned(),
             Self::Changed(Topic::Slots) => "slots".to_owned(),
+            Self::Changed(Topic::Gates) => "gates".to_owned(),
             Self::Changed(Topic::Revocations) => "revocations".to_owned(),
             Self::Changed(Topic::Run(id)) => format!("run:{}", id.uuid()),
             Self::Missed => "all".to_owned(),
@@ -53,6 +56,7 @@ impl Wakeup {
             "events" => Self::Changed(Topic::Events),
             "queue" => Self::Changed(Topic::Queue),
             "slots" => Self::Changed(Topic::Slots),
+            "gates" => Self::Changed(Topic::Gates),
             "revocations" => Self::Changed(Topic::Revocations),
             other => other
                 .strip_prefix("run:")

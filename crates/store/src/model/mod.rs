@@ -2,6 +2,7 @@
 
 mod bus;
 mod credentials;
+mod dynamic;
 mod fleet;
 mod intake;
 mod new_run;
@@ -12,6 +13,7 @@ mod slots;
 
 pub use bus::*;
 pub use credentials::*;
+pub use dynamic::*;
 pub use fleet::*;
 pub use intake::*;
 pub use new_run::*;

@@ -4,14 +4,18 @@ use super::backend;
 
 pub(crate) mod schema;
 
+pub(crate) mod batches;
 pub(crate) mod bus;
 pub(crate) mod credentials;
 pub(crate) mod deliveries;
 pub(crate) mod ends;
 pub(crate) mod event_lists;
 pub(crate) mod fleet;
+pub(crate) mod gates;
+pub(crate) mod generated;
 pub(crate) mod kept;
 pub(crate) mod meta;
+mod new_runs;
 pub(crate) mod overflow;
 pub(crate) mod queue;
 pub(crate) mod queue_lists;

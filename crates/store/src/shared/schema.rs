@@ -2,7 +2,7 @@
 
 mod bus;
 
-pub(crate) use bus::{event_trust, events, schedule_state};
+pub(crate) use bus::{batch_windows, event_trust, events, generated_jobs, job_gates, schedule_state};
 
 use super::backend;
 
@@ -260,6 +260,9 @@ diesel::table! {
         job_name -> Text,
         upstream_name -> Text,
         run_on -> Json,
+        group_name -> Nullable<Text>,
+        generator -> Nullable<Text>,
+        resolved -> Bool,
     }
 }
 
@@ -558,12 +561,16 @@ diesel::allow_tables_to_appear_in_same_query!(
     request_keys,
     outbox,
     concurrency_slots,
+    generated_jobs,
+    job_gates,
     events,
     schedule_state,
+    batch_windows,
     event_trust
 );
 
 diesel::joinable!(concurrency_slots -> runs (run_id));
 diesel::joinable!(steps -> jobs (job_id));
+diesel::joinable!(job_gates -> jobs (job_id));
 diesel::joinable!(dispatch_queue -> jobs (id));
 diesel::joinable!(dispatch_queue -> queue_selectors (selector_digest));

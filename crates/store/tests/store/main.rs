@@ -3,6 +3,7 @@
 mod cancel;
 mod concurrency;
 mod credentials;
+mod dynamic;
 mod fixtures;
 mod fleet;
 mod inbox;
