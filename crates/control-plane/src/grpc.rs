@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use kici_dispatch::{Dispatcher, Ownership, SessionStream};
+use kici_dispatch::{Dispatcher, Ownership, Reported, SessionStream};
 use kici_events::{Bus, Emit, EmitError, MAX_PAYLOAD_BYTES};
 use kici_protocol::NOT_ASSIGNED;
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::{
     AgentFrame, CancelRebootRequest, CancelRebootResponse, EmitEventRequest, EmitEventResponse, EventRefused,
-    GitCredentialRequest, GitCredentialResponse, LogChunk, RequestRebootRequest, RequestRebootResponse,
-    RevokeGitTokenRequest, RevokeGitTokenResponse, emit_event_response,
+    GeneratedKept, GeneratedRefused, GitCredentialRequest, GitCredentialResponse, LogChunk, ReportGeneratedRequest,
+    ReportGeneratedResponse, RequestRebootRequest, RequestRebootResponse, RevokeGitTokenRequest,
+    RevokeGitTokenResponse, emit_event_response, report_generated_response,
 };
 use kici_store::model::{EventOrigin, JobRef};
 use serde_json::{Value as Json, json};
@@ -109,6 +110,20 @@ impl AgentGateway for Gateway {
         let session = self.dispatcher.caller(request.metadata())?;
         let cancelled = self.dispatcher.job_cancels_reboot(session, &request.into_inner()).await?;
         Ok(Response::new(CancelRebootResponse { cancelled }))
+    }
+
+    async fn report_generated(
+        &self,
+        request: Request<ReportGeneratedRequest>,
+    ) -> Result<Response<ReportGeneratedResponse>, Status> {
+        let session = self.dispatcher.caller(request.metadata())?;
+        let request = request.into_inner();
+        let reported = self.dispatcher.report_generated(session, request.job.as_ref(), request.document).await?;
+        let answer = match reported {
+            Reported::Kept { jobs, digest } => report_generated_response::Answer::Kept(GeneratedKept { jobs, digest }),
+            Reported::Refused(reason) => report_generated_response::Answer::Refused(GeneratedRefused { reason }),
+        };
+        Ok(Response::new(ReportGeneratedResponse { answer: Some(answer) }))
     }
 
     async fn emit_event(&self, request: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {

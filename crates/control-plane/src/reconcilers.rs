@@ -32,6 +32,8 @@ const LEASE_TTL: Duration = Duration::from_secs(15);
 const LEASE_RENEWAL: Duration = Duration::from_secs(5);
 const GAPS: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(600);
+const BATCHES: Duration = Duration::from_secs(5);
+const BATCH_LIMIT: u32 = 100;
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// What the reconcilers work on.
@@ -77,6 +79,11 @@ impl Background {
         self.every(tasks, stop, cron, |this| async move {
             let fired = this.schedules.run().await;
             fired.map_err(|error| format!("the times of schedules cannot be looked at: {error}"))
+        });
+        let batches = Schedule { name: "failed_batches", period: BATCHES, leader_only: true };
+        self.every(tasks, stop, batches, |this| async move {
+            let told = this.store.batches_close(BATCH_LIMIT).await;
+            told.map_err(|error| format!("workflows that collect failures cannot be told: {error}"))
         });
         for sweep in self.node.dispatcher.reconcilers() {
             let (name, period, leader_only) = (sweep.name(), sweep.interval(), sweep.leader_only());

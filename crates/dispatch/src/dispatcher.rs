@@ -102,6 +102,7 @@ pub struct Dispatcher {
     pub(crate) calls: Calls,
     pub(crate) routing: Notify,
     pub(crate) turns: Notify,
+    pub(crate) gates: Notify,
     pub(crate) backpressure: Pressure,
     pub(crate) draining: AtomicBool,
     pub(crate) claims_stopped: Mutex<Option<String>>,
@@ -130,6 +131,8 @@ impl Dispatcher {
             queue_timeout: config.queue_timeout,
             machine_id: config.machine_id.clone(),
             roster_grace: config.roster_grace,
+            ids: ports.ids.clone(),
+            max_fanout_hosts: config.max_fanout_hosts,
         };
         Arc::new(Self {
             config,
@@ -146,6 +149,7 @@ impl Dispatcher {
             calls: Calls::default(),
             routing: Notify::new(),
             turns: Notify::new(),
+            gates: Notify::new(),
             backpressure: Pressure::default(),
             draining: AtomicBool::new(false),
             claims_stopped: Mutex::default(),
@@ -175,9 +179,12 @@ impl Dispatcher {
         let this = self.clone();
         self.tasks.spawn(async move { this.watch_turns().await });
         let this = self.clone();
+        self.tasks.spawn(async move { this.watch_gates().await });
+        let this = self.clone();
         self.tasks.spawn(async move { this.follow_store().await });
         self.wake();
         self.turns.notify_one();
+        self.gates.notify_one();
         Ok(())
     }
 
@@ -192,8 +199,9 @@ impl Dispatcher {
     }
 
     async fn follow_store(self: Arc<Self>) {
-        let mut wakeups =
-            self.store.subscribe(|topic| matches!(topic, Topic::Queue | Topic::Slots | Topic::Revocations));
+        let mut wakeups = self
+            .store
+            .subscribe(|topic| matches!(topic, Topic::Queue | Topic::Slots | Topic::Gates | Topic::Revocations));
         loop {
             let wakeup = tokio::select! {
                 () = self.stopping.cancelled() => return,
@@ -203,10 +211,12 @@ impl Dispatcher {
                 None => return,
                 Some(Wakeup::Changed(Topic::Revocations)) => self.close_invalid_tokens().await,
                 Some(Wakeup::Changed(Topic::Slots)) => self.turns.notify_one(),
+                Some(Wakeup::Changed(Topic::Gates)) => self.gates.notify_one(),
                 Some(Wakeup::Changed(_)) => self.wake(),
                 Some(Wakeup::Missed) => {
                     self.wake();
                     self.turns.notify_one();
+                    self.gates.notify_one();
                     self.close_invalid_tokens().await;
                 }
             }
@@ -266,6 +276,10 @@ impl Dispatcher {
         });
         if effects.run_finished {
             meters::run_finished(&effects.run);
+            // Only a run that an event started can have somebody who waits for it.
+            if effects.run.chain_depth > 0 {
+                self.gates.notify_one();
+            }
         }
     }
 

@@ -83,7 +83,12 @@ impl OfferMaker<'_> {
             serde_json::to_vec(&spec).map_err(|error| OfferError::Fail(FailureReason::ExprError, error.to_string()))?;
         let declared = lock_job.git_credentials.as_ref();
         let (checkout, host) = if lock_job.checkout.enabled {
+            let (path, other_ref) =
+                plan::checkout_of(scope, job).map_err(|message| OfferError::Fail(FailureReason::ExprError, message))?;
             let (checkout, host) = self.checkout(claimed, lock_job.checkout.depth).await?;
+            let asked = &lock_job.checkout;
+            let (submodules, lfs, tags) = (asked.submodules, asked.lfs, asked.tags);
+            let checkout = CheckoutSource { submodules, lfs, tags, path, other_ref, ..checkout };
             (Some(checkout), host)
         } else if declared.is_some_and(|declared| !declared.enabled) {
             (None, None)
@@ -139,6 +144,7 @@ impl OfferMaker<'_> {
             sha: request.sha,
             depth,
             basic,
+            ..CheckoutSource::default()
         };
         Ok((checkout, source.git_host))
     }

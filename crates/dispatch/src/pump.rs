@@ -83,6 +83,7 @@ impl Dispatcher {
                 selector,
                 requires_machine_id: pending.requires_machine_id,
                 pinned: pending.pinned_agent_id,
+                pick: pending.selector.pick,
                 waiting: pending.waiting,
             })
         });

@@ -154,9 +154,13 @@ pub(crate) struct Departed {
 }
 
 impl Entry {
+    /// Slots that are taken or set aside.
+    fn busy(&self) -> u32 {
+        u32::try_from(self.jobs.len()).unwrap_or(u32::MAX).saturating_add(self.reserved)
+    }
+
     fn slots_free(&self) -> u32 {
-        let held = u32::try_from(self.jobs.len()).unwrap_or(u32::MAX);
-        self.identity.max_concurrency.saturating_sub(held.saturating_add(self.reserved))
+        self.identity.max_concurrency.saturating_sub(self.busy())
     }
 
     /// Why it takes no job now; none when it does.

@@ -211,6 +211,7 @@ impl World {
                 max_parallel: None,
                 fail_fast: false,
                 timeout: None,
+                kind: None,
                 start: match def.needs {
                     [] => JobStart::Queued(QueueEntry {
                         selector: selector(def.label),
@@ -230,6 +231,9 @@ impl World {
                 job_name: def.name.into(),
                 upstream: (*up).into(),
                 run_on: vec![JobStatus::Success],
+                group: None,
+                generator: None,
+                resolved: false,
             })
         });
         self.run_of(id, workflow, jobs, needs.collect(), timeout)
@@ -256,6 +260,7 @@ impl World {
             max_parallel: job.max_parallel,
             fail_fast: job.fail_fast,
             timeout: None,
+            kind: None,
             start: JobStart::Pending,
         });
         let jobs = jobs.collect();
