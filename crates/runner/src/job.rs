@@ -25,14 +25,15 @@ use serde_json::Value as Json;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::checkout::{Checkout, CheckoutError, Source};
+use crate::checkout::{self, Checkout, CheckoutError, Source};
 use crate::config::Config;
 use crate::confine::{Host, JobConfinement};
 use crate::credentials::{Access, JobServices, Opening, Remote};
+use crate::emit::EventDesk;
 use crate::journal::Journal;
 use crate::key::{JobKey, checkout_key, step_file_name};
 use crate::mask::Masker;
-use crate::ports::{Emission, Emitted, Reporter, StepReport};
+use crate::ports::{Emission, Emitted, Generated, Reporter, StepReport};
 use crate::session::Session;
 use crate::spool::Spool;
 use crate::steps::environment::{DEFAULT_PATH, job_facing};
@@ -224,12 +225,18 @@ impl Ctx {
         Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), self.masker.mask_text(&message))
     }
 
-    /// The socket of the job, when it may have git credentials.
+    /// The socket of the job.
     async fn access(&self, dir: &Path, offer: &JobOffer) -> Result<Option<Access>, String> {
         let opening = |socket_dir, git| Opening {
             dir: socket_dir,
             uid: self.config.isolation.user.as_ref().map_or_else(kici_sys::host::uid, |user| user.uid),
             git,
+            events: Arc::new(EventDesk::new(
+                self.key,
+                self.config.agent_token.clone(),
+                self.sessions.clone(),
+                Arc::clone(&self.masker),
+            )),
             remote: Arc::clone(&self.remote),
             masker: Arc::clone(&self.masker),
             clock: Arc::clone(&self.clock),
@@ -271,6 +278,7 @@ impl Ctx {
         let deadline = limit.map(|limit| Instant::now() + limit);
         let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));
         if let Some(source) = &offer.checkout {
+            let source_path = source.path.clone();
             let source = Source {
                 url: source.url.clone(),
                 git_ref: source.git_ref.clone(),
@@ -278,8 +286,16 @@ impl Ctx {
                 depth: source.depth,
                 basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
                 ssh: None,
+                submodules: source.submodules,
+                lfs: source.lfs,
+                tags: source.tags,
+            }
+            .at(&source.other_ref);
+            let place = match checkout::below(&workspace, &source_path) {
+                Ok(place) => place,
+                Err(message) => return Outcome::new(JobStatus::Failed, Some(FailureReason::CheckoutFailed), message),
             };
-            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, access, &confine, deadline).await {
+            if let Err(outcome) = self.checkout(&place, &scratch, &source, access, &confine, deadline).await {
                 return *outcome;
             }
         }
@@ -495,6 +511,10 @@ impl Reporter for Ctx {
 
     async fn emit(&self, emission: Emission) -> Emitted {
         crate::emit::send(self.key, emission, self.config.agent_token.as_ref(), self.sessions.clone()).await
+    }
+
+    async fn generated(&self, document: Vec<u8>) -> Generated {
+        crate::generated::send(self.key, document, self.config.agent_token.as_ref(), self.sessions.clone()).await
     }
 
     fn tree(&self, keeper: ProcessId) {

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::Config;
 use crate::confine::JobConfinement;
+use crate::emit::EventDesk;
 use crate::key::JobKey;
 use crate::mask::Masker;
 
@@ -50,8 +51,10 @@ pub struct Opening {
     pub dir: PathBuf,
     /// The user of its steps, who may talk to it.
     pub uid: u32,
-    /// What git may ask about.
+    /// What git may ask about; nothing where it names no host.
     pub git: GitAccess,
+    /// Takes events of scripts.
+    pub events: Arc<EventDesk>,
     /// Where credentials come from.
     pub remote: Arc<Remote>,
     /// Learns secrets before anybody gets them.
@@ -87,7 +90,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when the job gets no credentials.
+    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when this agent opens no
+    /// sockets. Without `git` the job gets no credentials.
     ///
     /// # Errors
     /// A message for the job.
@@ -99,7 +103,8 @@ impl Access {
         dir: &Path,
         opening: impl FnOnce(PathBuf, GitAccess) -> Opening,
     ) -> Result<Option<Self>, String> {
-        let (Some(program), Some(mut git)) = (services.program(), git) else { return Ok(None) };
+        let Some(program) = services.program() else { return Ok(None) };
+        let mut git = git.unwrap_or_default();
         let insecure = without_insecure(&mut git, config.git_allow_insecure_http);
         let urls = git.hosts.iter().map(|host| format!("{}://{}", host.protocol, host.host)).collect();
         let bin = dir.join("scratch/bin");

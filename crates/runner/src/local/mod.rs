@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kici_engine::compile::compile_fragment;
 use kici_engine::event::Event;
 use kici_engine::ids::{IdSource, JobId, RunId};
 use kici_engine::lock::Workflow;
@@ -31,7 +32,7 @@ use tokio::time::{Instant, sleep_until};
 pub use board::{Board, Entry};
 
 use crate::mask::Masker;
-use crate::ports::{Emission, Emitted, Reporter, StepReport};
+use crate::ports::{Emission, Emitted, Generated, Reporter, StepReport};
 use crate::spool::{Limits, Next, Spool};
 use crate::steps::environment::{HOST_VARIABLES, Variables, job_facing};
 use crate::steps::{self, Outcome};
@@ -243,6 +244,8 @@ impl Job<'_> {
             job: &self.board.entries()[self.at].plan.name,
             screen: self.screen,
             spool: &job.spool,
+            workflow: self.scope.workflow,
+            job_index: self.board.entries()[self.at].plan.job_index,
             turn: Mutex::new(()),
         };
         let work = async {
@@ -319,6 +322,8 @@ struct Show<'a> {
     job: &'a str,
     screen: &'a dyn Screen,
     spool: &'a Spool,
+    workflow: &'a Workflow,
+    job_index: usize,
     /// Two tasks show; the lines of a step must not change places.
     turn: Mutex<()>,
 }
@@ -358,6 +363,17 @@ impl Reporter for Show<'_> {
 
     async fn emit(&self, _emission: Emission) -> Emitted {
         Emitted::Nowhere("this run is local, only an orchestrator delivers events")
+    }
+
+    async fn generated(&self, document: Vec<u8>) -> Generated {
+        let judged = compile_fragment(self.workflow, self.job_index, &document).map_err(|error| error.to_string());
+        match judged.and_then(|jobs| plan::merge(self.workflow, self.job_index, jobs.clone()).map(|_| jobs)) {
+            Ok(jobs) => Generated::Nowhere(format!(
+                "its {} jobs are sound and are not run: this run is local, only an orchestrator adds jobs to a run",
+                jobs.len()
+            )),
+            Err(why) => Generated::Refused(why),
+        }
     }
 
     fn tree(&self, _keeper: ProcessId) {}

@@ -140,14 +140,15 @@ impl Run<'_> {
         if dir.starts_with(&root) { Ok(dir) } else { Err(bad("lies outside the workspace")) }
     }
 
-    /// Runs one script of an attempt. `part` tells the scripts of an attempt apart; `drift` is the file with what differs.
+    /// Runs one script of an attempt. `part` tells the scripts of an attempt apart; `own` is one more file that it writes to, with
+    /// the variable that names it.
     #[allow(clippy::too_many_arguments, reason = "an attempt lends its log and its trees for the time of one script")]
     pub(super) async fn script(
         &self,
         attempt: &Attempt<'_>,
         part: &str,
         script: &str,
-        drift: Option<&Path>,
+        own: Option<(&'static str, &Path)>,
         log: &mut StepLog,
         trees: &mut Vec<Tree>,
         reporter: &dyn Reporter,
@@ -167,7 +168,7 @@ impl Run<'_> {
             deadline: self.job.deadline.filter(|_| !attempt.after_stop),
             after_stop: attempt.after_stop,
         };
-        let own: Vec<(&'static str, &Path)> = drift.map(|path| ("KICI_DRIFT", path)).into_iter().collect();
+        let own: Vec<(&'static str, &Path)> = own.into_iter().collect();
         let spawn = self.spawn(attempt.base, &files, &own, &[]);
         let ended = match self.run_spawn(&spawn, bounds, log, trees, reporter, stop).await? {
             Ok(ended) => ended,

@@ -7,6 +7,7 @@ mod emit;
 pub mod environment;
 pub mod exec;
 pub mod files;
+mod generate;
 mod group;
 mod hooks;
 mod init;

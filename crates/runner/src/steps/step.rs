@@ -207,6 +207,12 @@ impl Run<'_> {
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Went> {
         match &attempt.step.action {
+            Action::Run(script) if self.job.spec.generate => {
+                let jobs = self.jobs_file(attempt)?;
+                let own = Some(("KICI_JOBS", jobs.as_path()));
+                let went = self.script(attempt, "run", script, own, log, trees, reporter, stop).await?;
+                self.report_jobs(attempt, went, &jobs, log, reporter, stop).await
+            }
             Action::Run(script) => self.script(attempt, "", script, None, log, trees, reporter, stop).await,
             Action::Check(check) => self.check(attempt, check, log, trees, reporter, stop).await,
             Action::WaitFor(wait) => self.wait_for(attempt, wait, log, trees, reporter, stop).await,

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::key::step_key;
-use crate::ports::{Emission, Emitted, StepReport};
+use crate::ports::{Emission, Emitted, Generated, StepReport};
 use crate::spool::{Limits, Next};
 
 #[derive(Default)]
@@ -20,6 +20,9 @@ pub(super) struct Heard {
     pub(super) emissions: Mutex<Vec<Emission>>,
     /// What becomes of events; without it nothing ever does.
     pub(super) emitted: Option<Emitted>,
+    pub(super) documents: Mutex<Vec<Vec<u8>>>,
+    /// What becomes of generated jobs; without it nothing ever does.
+    pub(super) generated: Option<Generated>,
     /// Told `Stop` when a step starts.
     pub(super) on_running: Option<(watch::Sender<Stop>, Stop)>,
 }
@@ -34,6 +37,14 @@ impl Reporter for Heard {
         self.emissions.lock().expect("lock").push(emission);
         match &self.emitted {
             Some(emitted) => emitted.clone(),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn generated(&self, document: Vec<u8>) -> Generated {
+        self.documents.lock().expect("lock").push(document);
+        match &self.generated {
+            Some(generated) => generated.clone(),
             None => std::future::pending().await,
         }
     }
@@ -73,6 +84,7 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
             env: BTreeMap::new(),
             variables: BTreeMap::new(),
             fanout: None,
+            generate: false,
             init: Vec::new(),
             steps,
             groups: Vec::new(),

@@ -223,6 +223,7 @@ pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
         env: BTreeMap::new(),
         variables: BTreeMap::new(),
         fanout: None,
+        generate: false,
         init: Vec::new(),
         steps,
         groups: Vec::new(),
@@ -313,6 +314,13 @@ impl AgentGateway for Service {
     }
 
     async fn cancel_reboot(&self, _: Request<CancelRebootRequest>) -> Result<Response<CancelRebootResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn report_generated(
+        &self,
+        _: Request<ReportGeneratedRequest>,
+    ) -> Result<Response<ReportGeneratedResponse>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 
