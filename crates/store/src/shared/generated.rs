@@ -13,7 +13,7 @@ use super::new_runs::{edge, job_row, new_job};
 use super::roster;
 use super::rows::{JobRow, NeedRow};
 use super::runs::{lock_body, lock_put};
-use super::schema::{generated_jobs, job_needs, jobs};
+use super::schema::{generated_jobs, job_needs, jobs, runs};
 use crate::StoreError;
 use crate::advance::RunState;
 use crate::ctx::Ctx;
@@ -124,6 +124,8 @@ async fn join(conn: &mut Conn, ctx: &Ctx, state: &mut RunState, expansion: Expan
     state.run.lock_digest = lock_digest;
     let run = state.run.id;
     let key = DbId::from(run);
+    // What is settled afterwards compares the run with how it is from here on.
+    diesel::update(runs::table.find(key)).set(runs::lock_digest.eq(&state.run.lock_digest)).execute(conn).await?;
     let needing = |name: &str| needs.iter().any(|need| need.job_name == name);
     let turns = state.run.concurrency.is_some();
     let members: Vec<Job> = new.iter().map(|job| new_job(ctx, run, turns, job, needing(&job.name))).collect();
