@@ -13,12 +13,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_transport(true)
         .bytes(".kici.agent.v1.LogData.data")
         .bytes(".kici.agent.v1.JobOffer.spec_json")
-        // They carry credentials and rendered environments; `redact.rs` writes a Debug that does not show them.
+        // They carry credentials, rendered environments and signed addresses; `redact.rs` writes a Debug that does not show them.
         .skip_debug([
             ".kici.agent.v1.BasicAuth",
             ".kici.agent.v1.JobOffer",
             ".kici.agent.v1.GitCredentialResponse",
             ".kici.agent.v1.RevokeGitTokenRequest",
+            ".kici.agent.v1.StoredArchive",
+            ".kici.agent.v1.UploadTarget",
+            ".kici.agent.v1.ClaimCredentialsRequest",
+            ".kici.agent.v1.AgentCredentials",
         ])
         .compile_fds(descriptors)?;
     Ok(())

@@ -5,6 +5,7 @@ mod bench;
 mod chaos;
 mod ci;
 mod dev;
+mod engines;
 mod fuzz;
 mod generated;
 mod test;

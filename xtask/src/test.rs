@@ -6,10 +6,21 @@ use anyhow::{Context, Result, bail};
 use nix::unistd::Uid;
 use xshell::cmd;
 
+use crate::engines;
 use crate::workspace::Workspace;
 
 /// A program that tests start, and the Debian package that brings it.
 const PROGRAMS: [(&str, &str); 3] = [("git", "git"), ("bash", "bash"), ("bwrap", "bubblewrap")];
+/// What tests of containers start or put into images.
+const CONTAINERS: [(&str, &str); 5] = [
+    ("dockerd", "docker.io"),
+    ("podman", "podman"),
+    ("runc", "runc"),
+    ("iptables", "iptables"),
+    ("busybox", "busybox-static"),
+];
+/// Names of services in networks of Podman; not in the path.
+const NAMES: (&str, &str) = ("/usr/lib/podman/aardvark-dns", "aardvark-dns");
 
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let shell = &workspace.shell;
@@ -17,6 +28,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
         // The server is there, so a test that cannot use it has found a fault, not a reason to skip.
         shell.set_var("KICI_REQUIRE_PG", "1");
     }
+    let _engines = engines::start(workspace)?;
     if arguments.is_empty() {
         // Documentation tests first: a log then ends with the runner's summary.
         cmd!(shell, "cargo test --quiet --locked --workspace --all-features --doc").quiet().run()?;
@@ -34,11 +46,17 @@ pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
 
 /// Installs what tests need where that is possible. Answers whether PostgreSQL is there.
 fn prepare(workspace: &Workspace) -> Result<bool> {
+    // Elsewhere engines are named by their sockets, and their tests say so where they are not.
+    let of_containers = CONTAINERS.iter().filter(|_| Uid::effective().is_root());
     let mut packages: Vec<&str> = PROGRAMS
         .iter()
+        .chain(of_containers)
         .filter(|(program, _)| in_path(workspace, program).is_none())
         .map(|(_, package)| *package)
         .collect();
+    if Uid::effective().is_root() && !std::path::Path::new(NAMES.0).is_file() {
+        packages.push(NAMES.1);
+    }
     let postgres = has_postgres(workspace);
     if !postgres {
         packages.push("postgresql");

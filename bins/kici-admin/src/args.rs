@@ -10,7 +10,8 @@ use url::Url;
 
 use crate::exit::Failure;
 use crate::verbs::{
-    agent, agent_token, audit, event, event_trust, host, orchestrator, queue, run, schedule, source, token, workflow,
+    agent, agent_token, artifact, audit, cache, event, event_trust, host, orchestrator, queue, run, schedule, source,
+    token, workflow,
 };
 
 /// Operate a KiCI orchestrator.
@@ -130,6 +131,12 @@ pub(crate) enum Command {
     /// Who got, or was refused, which secret
     #[command(subcommand)]
     Audit(audit::Verb),
+    /// Files that runs hand over
+    #[command(subcommand)]
+    Artifact(artifact::Verb),
+    /// Caches of workflows
+    #[command(subcommand)]
+    Cache(cache::Verb),
     /// Check the orchestrator: 0 pass, 1 warn, 2 fail
     Diagnose,
     /// Print a completion script

@@ -194,6 +194,7 @@ fn the_examples_run() {
     // Its hosts are known to an orchestrator only.
     let fleet = run(&examples.join("fleet"), &["run", "--local", "--event", "manual"]);
     assert!(fleet.out.contains("event `fleet-patched` goes nowhere"), "{}{}", fleet.out, fleet.err);
+    assert!(fleet.out.contains("its 2 jobs are sound and are not run"), "{}{}", fleet.out, fleet.err);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::services::Sockets;
 
 /// Runs until the agent is told to stop or cannot go on.
 pub fn run(config: Config) -> anyhow::Result<ExitCode> {
-    kici_sys::host::forget_variables(&["KICI_AGENT_TOKEN"]);
+    kici_sys::host::forget_variables(&["KICI_AGENT_TOKEN", "KICI_SCALER_CLAIM_CODE"]);
     kici_sys::host::set_dumpable(false)?;
     kici_sys::process::adopt_strays()?;
     kici_telemetry::init(&TelemetryConfig {

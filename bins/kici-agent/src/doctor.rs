@@ -15,7 +15,10 @@ pub fn run(config: &Config, json: bool) -> ExitCode {
     let mut found = doctor::examine(config, &host);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime {
-        Ok(runtime) => found.extend(runtime.block_on(doctor::orchestrator(config, &SystemClock))),
+        Ok(runtime) => runtime.block_on(async {
+            found.push(doctor::containers(config, &host).await);
+            found.extend(doctor::orchestrator(config, &SystemClock).await);
+        }),
         Err(error) => eprintln!("kici-agent: the orchestrator was not asked: {error}"),
     }
     if json {

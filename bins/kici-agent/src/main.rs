@@ -7,7 +7,9 @@ mod arguments;
 mod daemon;
 mod doctor;
 mod services;
+mod stashes;
 mod step;
+mod step_stash;
 
 use std::process::ExitCode;
 

@@ -6,14 +6,21 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use kici_credential_helper::permission::Permissions;
 use kici_credential_helper::repository::{Case, Repository, canonical_host};
-use kici_credential_helper::server::{Door, Service, Services};
+use kici_credential_helper::server::{Conversation, Door, Service, Services};
 use kici_credential_helper::service::{
     Ask, GitCredentials, GitService, Granted, Host, MintError, Minted, Scope, Upstream, Watch,
 };
+use kici_credential_helper::wire::{Code, Refusal, arguments};
 use kici_protocol::agent::GitAccess;
 use kici_runner::credentials::{Grant, JobDoor, JobServices, Opening, Remote, RemoteError, Wanted};
+use kici_runner::emit::EventDesk;
 use kici_runner::mask::Masker;
+use kici_runner::ports::Emitted;
 use secrecy::SecretString;
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+
+use crate::stashes::{ArtifactService, CacheService};
 
 /// Sockets for jobs, answered by this program.
 pub struct Sockets {
@@ -41,7 +48,13 @@ impl JobServices for Sockets {
     async fn open(&self, job: Opening) -> Result<Box<dyn JobDoor>, String> {
         let upstream = Arc::new(Orchestrator(job.remote));
         let git = GitCredentials::new(scope(&job.git), upstream, Arc::new(Masks(job.masker)), job.clock);
-        let services: Services = [("git", Arc::new(GitService(Arc::clone(&git))) as Arc<dyn Service>)].into();
+        let services: Services = [
+            ("events", Arc::new(EventService(job.events)) as Arc<dyn Service>),
+            ("artifact", Arc::new(ArtifactService(Arc::clone(&job.stash)))),
+            ("cache", Arc::new(CacheService(job.stash))),
+            ("git", Arc::new(GitService(Arc::clone(&git)))),
+        ]
+        .into();
         let dir = job.dir.clone();
         let cleared = tokio::task::spawn_blocking(move || {
             // Ours, by its name: what an earlier process left of the same job.
@@ -113,6 +126,44 @@ impl Upstream for Orchestrator {
     async fn revoke(&self, ask: &Ask, secret: &SecretString) {
         self.0.revoke(&wanted(ask), secret).await;
     }
+}
+
+/// `kici emit`.
+struct EventService(Arc<EventDesk>);
+
+struct Emitting(Arc<EventDesk>);
+
+/// Arguments of `events.emit`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EmitArguments {
+    event: String,
+    payload: Json,
+    #[serde(default)]
+    target: Vec<String>,
+}
+
+impl Service for EventService {
+    fn meet(&self) -> Box<dyn Conversation> {
+        Box::new(Emitting(Arc::clone(&self.0)))
+    }
+}
+
+#[async_trait]
+impl Conversation for Emitting {
+    async fn call(&mut self, verb: &str, body: Json) -> Result<Json, Refusal> {
+        if verb != "emit" {
+            return Err(Refusal::new(Code::Usage, format!("this agent does not know `events.{verb}`")));
+        }
+        let EmitArguments { event, payload, target } = arguments(body)?;
+        match self.0.emit(event, payload, target).await {
+            Emitted::Stored(id) => Ok(json!({"event_id": id})),
+            Emitted::Refused(why) => Err(Refusal::new(Code::Refused, why)),
+            Emitted::Nowhere(why) => Err(Refusal::new(Code::Failed, why)),
+        }
+    }
+
+    async fn end(&mut self) {}
 }
 
 struct Masks(Arc<Masker>);

@@ -18,6 +18,9 @@ const USAGE: u8 = 2;
 /// How long the orchestrator may take to make a token.
 const TOKEN_LIMIT: Duration = Duration::from_secs(40);
 
+/// How long an event may take to be stored, also while the orchestrator is away.
+const EVENT_LIMIT: Duration = Duration::from_secs(600);
+
 /// What `kici` understands.
 pub fn command() -> Command {
     let repo = Arg::new("repo").long("repo").value_name("OWNER/NAME").help("the repository; the job's own if left out");
@@ -46,25 +49,40 @@ pub fn command() -> Command {
         .args([repo, permission, credential]);
     let git =
         Command::new("git").about("Credentials for git").subcommand_required(true).subcommands([with_write, token]);
+    let emit = Command::new("emit")
+        .about("Emit an event for other workflows and print its id")
+        .arg(Arg::new("event").value_name("EVENT").required(true).help("its name"))
+        .arg(Arg::new("payload").long("payload").value_name("JSON").default_value("{}").help("its document"))
+        .arg(
+            Arg::new("target")
+                .long("target")
+                .value_name("PATTERN")
+                .action(ArgAction::Append)
+                .help("only for these repositories, several times for several"),
+        );
     Command::new("kici")
         .version(env!("CARGO_PKG_VERSION"))
         .about("What steps of a KiCI job can ask of their agent")
         .subcommand_required(true)
-        .subcommand(git)
+        .subcommand(emit)
+        .subcommands([git, crate::step_stash::cache(), crate::step_stash::artifact()])
 }
 
 /// Runs `kici` with arguments from `matches`.
 pub fn run(matches: &ArgMatches) -> ExitCode {
     let Some(socket) = std::env::var_os("KICI_SOCK").map(PathBuf::from) else {
-        eprintln!("kici: KICI_SOCK is not set: this is no step of a job, or the job has no git credentials");
+        eprintln!("kici: KICI_SOCK is not set: this is no step of a job at an agent");
         return ExitCode::FAILURE;
     };
     match matches.subcommand() {
+        Some(("emit", arguments)) => emit(&socket, arguments),
         Some(("git", git)) => match git.subcommand() {
             Some(("with-write", arguments)) => with_write(&socket, arguments),
             Some(("token", arguments)) => token(&socket, arguments),
             _ => ExitCode::from(USAGE),
         },
+        Some(("cache", cache)) => crate::step_stash::run_cache(&socket, cache),
+        Some(("artifact", artifact)) => crate::step_stash::run_artifact(&socket, artifact),
         _ => ExitCode::from(USAGE),
     }
 }
@@ -126,6 +144,31 @@ fn with_write(socket: &Path, arguments: &ArgMatches) -> ExitCode {
     let say = |text: &str| eprintln!("kici: {text}");
     match runtime.block_on(window::with_write(socket, &want, &command, say)) {
         Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("kici: {error}");
+            ExitCode::from(error.exit())
+        }
+    }
+}
+
+fn emit(socket: &Path, arguments: &ArgMatches) -> ExitCode {
+    let text = |name: &str| arguments.get_one::<String>(name).cloned().unwrap_or_default();
+    let payload: serde_json::Value = match serde_json::from_str(&text("payload")) {
+        Ok(payload) => payload,
+        Err(error) => {
+            eprintln!("kici: --payload is not JSON: {error}");
+            return ExitCode::from(USAGE);
+        }
+    };
+    let target: Vec<&String> = arguments.get_many::<String>("target").unwrap_or_default().collect();
+    let body = serde_json::json!({"event": text("event"), "payload": payload, "target": target});
+    let asked = Connection::open(socket).map_err(CallError::from);
+    let asked = asked.and_then(|mut socket| socket.call::<serde_json::Value>("events.emit", &body, EVENT_LIMIT));
+    match asked {
+        Ok(stored) => match writeln!(std::io::stdout(), "{}", stored["event_id"].as_str().unwrap_or_default()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
         Err(error) => {
             eprintln!("kici: {error}");
             ExitCode::from(error.exit())

@@ -7,10 +7,12 @@ mod harness;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
-use fake::{Fake, job, offer, script, token};
+use fake::{Fake, job, offer, refusal, script, token};
 use harness::{Killed, command, start};
 use kici_protocol::agent::orchestrator_frame::Frame as Down;
-use kici_protocol::agent::{GitAccess, GitHost};
+use kici_protocol::agent::{
+    AgentCredentials, ClaimCredentialsResponse, GitAccess, GitHost, claim_credentials_response,
+};
 use kici_sys::process::ProcessId;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,7 +37,7 @@ async fn a_result_outlives_the_agent_that_reached_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_agent_leaves_nothing_behind_and_says_so() {
+async fn complaint_18_a_killed_agent_leaves_nothing_behind_and_says_so() {
     let fake = Fake::start();
     let state = tempfile::tempdir().expect("a directory");
     let mut agent = start(&fake, state.path());
@@ -221,4 +223,69 @@ fn the_command_of_steps_says_what_is_wrong() {
     let wrong = ["git", "token", "--permission", "contents=everything"];
     assert_eq!(ran(Some("kici"), &wrong, &[("KICI_SOCK", "/nowhere")], b"").0, Some(2));
     assert_eq!(ran(Some("kici"), &["--help"], &[("KICI_SOCK", "/nowhere")], b"").0, Some(0));
+}
+
+/// An agent with a claim code in place of a token.
+fn claiming(fake: &Fake, state: &std::path::Path, code: &str) -> Command {
+    let mut command = command(state);
+    command
+        .env("KICI_ORCHESTRATOR_URL", fake.url())
+        .env("KICI_SCALER_MANAGED", "1")
+        .env("KICI_SCALER_IDLE_TIMEOUT", "60000")
+        .env("KICI_SCALER_CLAIM_CODE", code);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acceptance_20_an_agent_buys_its_token_once_and_its_steps_see_neither_token_nor_code() {
+    let fake = Fake::start();
+    let state = tempfile::tempdir().expect("a directory");
+    let code = format!("kici_claim_{}", "cd".repeat(35));
+    let bought = AgentCredentials {
+        agent_token: token(),
+        agent_id: "scaler-event-1".into(),
+        orchestrator_url: fake.url(),
+        labels: vec!["linux".into(), "kici:agent:event".into()],
+    };
+    let bought = claim_credentials_response::Result::Credentials(bought);
+    let answers = [
+        // It is not told from a network that fails: the same code again.
+        Err(tonic::Status::unavailable("the database does not answer")),
+        Ok(ClaimCredentialsResponse { result: Some(bought) }),
+        Ok(refusal("consumed")),
+    ];
+    fake.shared.claims.lock().expect("lock").extend(answers);
+    let _agent = Killed(claiming(&fake, state.path(), &code).spawn().expect("the agent starts"));
+    let register = fake.registered().await;
+    assert_eq!(
+        (register.agent_id.as_str(), register.labels),
+        ("scaler-event-1", vec!["linux".into(), "kici:agent:event".into()])
+    );
+    assert_eq!(*fake.shared.codes.lock().expect("lock"), [code.clone(), code.clone()]);
+    let job = job(2, 1);
+    // Counted there: what is printed is masked.
+    let look = "echo found $(tr '\\0' '\\n' < /proc/self/environ | grep -c -i -e kici_claim -e kici_agent_ -e scaler) in $(env | grep -c -i -e kici_claim -e kici_agent_ -e scaler)";
+    fake.send(Down::JobOffer(offer(&job, vec![script(look)]))).await;
+    assert_eq!(fake.result(&job).await.state, "success");
+    assert_eq!(fake.sealed(&job, "step-0-0").await, ["found 0 in 0"]);
+
+    // Whoever comes second with the code ends for good.
+    let other = tempfile::tempdir().expect("a directory");
+    let mut second = claiming(&fake, other.path(), &code);
+    let output = tokio::task::spawn_blocking(move || second.stderr(Stdio::piped()).output());
+    let output = output.await.expect("joined").expect("runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(78), "{text}");
+    assert!(text.contains("it is consumed") && !text.contains(&code), "{text}");
+    assert_eq!(fake.shared.codes.lock().expect("lock").len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_code_is_not_used_where_there_is_a_token() {
+    let fake = Fake::start();
+    let state = tempfile::tempdir().expect("a directory");
+    let mut command = claiming(&fake, state.path(), &format!("kici_claim_{}", "cd".repeat(35)));
+    let _agent = Killed(command.env("KICI_AGENT_TOKEN", token()).spawn().expect("the agent starts"));
+    fake.registered().await;
+    assert!(fake.shared.codes.lock().expect("lock").is_empty());
 }

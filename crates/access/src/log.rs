@@ -143,6 +143,12 @@ actions! {
     RunDetail = "run.detail" => Sample(500),
     /// Read logs of a step.
     StepLogs = "step.logs" => Sample(1_000),
+    /// Get an artifact of a run.
+    ArtifactDownload = "artifact.download" => Always,
+    /// List caches.
+    CacheList = "cache.list" => Sample(1_000),
+    /// Remove entries of caches.
+    CacheDelete = "cache.delete" => Always,
     /// Start a run by hand.
     RunTrigger = "run.trigger" => Always,
     /// Cancel a run.

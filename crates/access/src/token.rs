@@ -16,6 +16,8 @@ pub enum TokenKind {
     Admin,
     /// An agent.
     Agent,
+    /// Whoever becomes one agent of a scaler: exchanged for a token, once.
+    Claim,
 }
 
 impl TokenKind {
@@ -24,6 +26,7 @@ impl TokenKind {
         match self {
             Self::Admin => "kici_admin_",
             Self::Agent => "kici_agent_",
+            Self::Claim => "kici_claim_",
         }
     }
 }
@@ -75,7 +78,7 @@ impl Token {
     /// [`TokenError`], telling foreign text from a mistyped token.
     pub fn parse(text: &str) -> Result<Self, TokenError> {
         let text = text.trim();
-        let kinds = [TokenKind::Admin, TokenKind::Agent];
+        let kinds = [TokenKind::Admin, TokenKind::Agent, TokenKind::Claim];
         let kind = kinds.into_iter().find(|k| text.starts_with(k.prefix())).ok_or(TokenError::NotAToken)?;
         let length = kind.prefix().len() + RANDOM_DIGITS + CHECK_DIGITS;
         let mistyped = TokenError::Mistyped(length);
@@ -133,7 +136,7 @@ mod tests {
 
     #[test]
     fn generated_tokens_parse() {
-        for kind in [TokenKind::Admin, TokenKind::Agent] {
+        for kind in [TokenKind::Admin, TokenKind::Agent, TokenKind::Claim] {
             let made = token(kind);
             let text = made.secret().expose_secret();
             assert_eq!(text.len(), kind.prefix().len() + 70);

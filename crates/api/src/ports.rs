@@ -25,6 +25,7 @@ use crate::dto::runs::{
     CancelAccepted, CancelRun, JobView, RerunRun, RunAccepted, RunDetail, RunFilter, RunView, StepView, TriggerRun,
 };
 use crate::dto::sources::{AddSource, DeliveryAccepted, SetSecrets, SourceView, TriggerSource};
+use crate::dto::stored::{ArtifactView, CacheFilter, CacheView, CachesDeleted, StoredTotals};
 use crate::dto::system::{Capabilities, Diagnosis, Drain, DrainState, Health, OrchestratorStatus, Ready};
 use crate::dto::tokens::{
     AdminTokenView, AgentTokenView, CreateAdminToken, CreateAgentToken, TokenCreated, TokenRevoked,
@@ -379,6 +380,33 @@ pub trait Audit: Send + Sync {
     async fn list(&self, caller: &Caller, filter: &AuditFilter, page: PageRequest) -> Answer<Slice<AuditView>>;
 }
 
+/// An artifact with its bytes.
+pub struct ArtifactBytes {
+    /// What it is.
+    pub view: ArtifactView,
+    /// The archive.
+    pub bytes: futures::stream::BoxStream<'static, Result<bytes::Bytes, std::io::Error>>,
+}
+
+/// Artifacts of runs, and caches.
+#[async_trait]
+pub trait Stored: Send + Sync {
+    /// The artifacts of a run, by name.
+    async fn artifacts(&self, caller: &Caller, run: RunId) -> Answer<Vec<ArtifactView>>;
+
+    /// One of them.
+    async fn artifact(&self, caller: &Caller, run: RunId, name: &str) -> Answer<ArtifactBytes>;
+
+    /// How much is kept.
+    async fn totals(&self, caller: &Caller) -> Answer<StoredTotals>;
+
+    /// Entries of caches, newest first.
+    async fn entries(&self, caller: &Caller, filter: &CacheFilter, page: PageRequest) -> Answer<Slice<CacheView>>;
+
+    /// Removes entries of caches, or only counts them.
+    async fn delete(&self, caller: &Caller, filter: &CacheFilter, apply: bool) -> Answer<CachesDeleted>;
+}
+
 /// All ports, as the router holds them.
 #[derive(Clone)]
 pub struct Ports {
@@ -408,6 +436,8 @@ pub struct Ports {
     pub access_log: std::sync::Arc<dyn AccessLog>,
     /// The audit log of secrets.
     pub audit: std::sync::Arc<dyn Audit>,
+    /// Artifacts and caches.
+    pub stored: std::sync::Arc<dyn Stored>,
     /// Live changes: the program publishes, the router subscribes.
     pub live: std::sync::Arc<Hub>,
 }

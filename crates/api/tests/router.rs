@@ -72,7 +72,11 @@ fn url(path: &str, run: &str, job: &str, delivery: &str) -> String {
         p => p.replace("{id}", "tok_01900000-0000-7000-8000-000000000001"),
     };
     let path = path.replace("{job}", job).replace("{step}", "0").replace("{name}", "demo");
-    if path.ends_with("/stream") { format!("{path}?topics=runs") } else { path }
+    match path {
+        p if p.ends_with("/stream") => format!("{p}?topics=runs"),
+        p if p.ends_with("/admin/caches") => format!("{p}?all=true"),
+        p => p,
+    }
 }
 
 /// What stands on the bus of [`world`]: an event, a registration and a statement of trust with one id.
@@ -126,6 +130,11 @@ fn world() -> (Arc<Fake>, String, String, String) {
         created_by: "user:alice".to_owned(),
         created_at: NOW,
     });
+    let artifact = json!({
+        "id": format!("art_{BUS_ID}"), "name": "demo", "job_id": job, "job": "build", "size": 4,
+        "sha256": "0".repeat(64), "created_at": NOW, "expires_at": null,
+    });
+    world.artifacts.push((serde_json::from_value(artifact).unwrap(), b"made".to_vec()));
     drop(world);
     (fake, run.to_string(), job.to_string(), delivery.to_string())
 }

@@ -11,7 +11,7 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use kici_engine::time::Ts;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
 
 use crate::error::BlobError;
 
@@ -38,6 +38,7 @@ pub struct Blob {
 #[derive(Clone)]
 pub struct Blobs {
     store: Arc<dyn ObjectStore>,
+    root: Arc<FsPath>,
 }
 
 impl fmt::Debug for Blobs {
@@ -55,7 +56,7 @@ impl Blobs {
         let name = root.to_string_lossy();
         std::fs::create_dir_all(root).map_err(|e| BlobError::storage(&name, e))?;
         let store = LocalFileSystem::new_with_prefix(root).map_err(|e| BlobError::store(&name, e))?;
-        Ok(Self { store: Arc::new(store.with_fsync(true).with_automatic_cleanup(true)) })
+        Ok(Self { store: Arc::new(store.with_fsync(true).with_automatic_cleanup(true)), root: root.into() })
     }
 
     /// Stores an object, replacing one of the same key. Durable when it returns.
@@ -143,6 +144,45 @@ impl Blobs {
         Ok(found.into_stream().map_err(move |e| BlobError::store(&key, e)).boxed())
     }
 
+    /// Bytes `range` of an object piece by piece; the range must lie in the object.
+    ///
+    /// # Errors
+    /// [`BlobError`].
+    pub async fn get_range_stream(&self, key: &str, range: Range<u64>) -> Result<ByteStream, BlobError> {
+        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        let found = self.store.get_opts(&path(key)?, options).await.map_err(|e| BlobError::store(key, e))?;
+        let key = key.to_owned();
+        Ok(found.into_stream().map_err(move |e| BlobError::store(&key, e)).boxed())
+    }
+
+    /// Deletes what puts below `prefix` have left half done, when their process died before `before`; returns how many. Nobody
+    /// ever saw them. Blocks.
+    ///
+    /// # Errors
+    /// [`BlobError`] when the folder cannot be read.
+    pub fn remove_partial(&self, prefix: &str, before: Ts) -> Result<u64, BlobError> {
+        path(prefix)?;
+        let mut open = vec![self.root.join(prefix)];
+        let mut removed = 0;
+        while let Some(dir) = open.pop() {
+            let entries = match std::fs::read_dir(&dir) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(BlobError::storage(prefix, error)),
+            };
+            for entry in entries.flatten() {
+                let Ok(meta) = entry.metadata() else { continue };
+                if meta.is_dir() {
+                    open.push(entry.path());
+                } else if is_partial(&entry.file_name()) && written(&meta).is_some_and(|at| at < before) {
+                    // Finished or removed meanwhile: as good.
+                    removed += u64::from(std::fs::remove_file(entry.path()).is_ok());
+                }
+            }
+        }
+        Ok(removed)
+    }
+
     /// The size of an object in bytes; `None` when there is none.
     ///
     /// # Errors
@@ -187,6 +227,19 @@ impl Blobs {
         });
         found.try_collect().await.map_err(|e| BlobError::store(prefix, e))
     }
+}
+
+/// The name that `object_store` writes under until an object is whole: the object's with `#` and a number behind it. No key of
+/// ours has a `#`.
+fn is_partial(name: &std::ffi::OsStr) -> bool {
+    let number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
+    name.to_str().and_then(|name| name.rsplit_once('#')).is_some_and(|(_, n)| number(n))
+}
+
+/// When a file was last written.
+fn written(meta: &std::fs::Metadata) -> Option<Ts> {
+    let since = meta.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_micros()).ok().map(Ts::from_micros)
 }
 
 /// Only plain keys: they become file names.
@@ -247,6 +300,25 @@ mod tests {
         assert!(blobs.put_stream("t", broken, 10).await.is_err());
         assert!(!blobs.exists("t").await.unwrap());
         assert_eq!(blobs.list("", 10).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_a_dead_process_left_half_done_is_removed_once_it_is_old_and_was_never_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let blobs = Blobs::local(dir.path()).unwrap();
+        blobs.put("cache/a/x", Bytes::from_static(b"whole")).await.unwrap();
+        let mut upload = blobs.store.put_multipart(&path("cache/a/y").unwrap()).await.unwrap();
+        upload.put_part(PutPayload::from_static(b"half")).await.unwrap();
+        // As after a kill: its destructor would tidy up.
+        std::mem::forget(upload);
+        let names = || std::fs::read_dir(dir.path().join("cache/a")).unwrap().count();
+        assert_eq!((names(), blobs.list("cache", 10).await.unwrap().len()), (2, 1));
+        assert_eq!(blobs.remove_partial("cache", Ts::from_micros(0)).unwrap(), 0);
+        let later = Ts::from_micros(i64::MAX / 4);
+        assert_eq!((blobs.remove_partial("cache", later).unwrap(), names()), (1, 1));
+        assert_eq!(blobs.remove_partial("nothing", later).unwrap(), 0);
+        let pieces: Vec<Bytes> = blobs.get_range_stream("cache/a/x", 1..4).await.unwrap().try_collect().await.unwrap();
+        assert_eq!(pieces.concat(), b"hol");
     }
 
     #[tokio::test]

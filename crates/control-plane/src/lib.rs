@@ -18,5 +18,6 @@ mod retention;
 mod sealing;
 mod server;
 mod start;
+mod stored;
 
 pub use start::{Orchestrator, StartError, Surroundings};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kici_engine::time::Clock;
 use kici_events::{GapRepair, Schedules};
-use kici_store::Store;
 use kici_store::model::{Instance, LeaseAnswer};
+use kici_store::{Fence, Store, fenced};
 use kici_telemetry::metrics::Metrics;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -19,6 +19,7 @@ use crate::config::EventLogConfig;
 use crate::logs::LogSealer;
 use crate::payloads::Payloads;
 use crate::retention::Retention;
+use crate::stored::Stored;
 
 /// Instances are dead when they were silent for the recovery window, and at least for six beats.
 const INSTANCE_BEAT: Duration = Duration::from_secs(10);
@@ -27,11 +28,15 @@ const PAYLOADS: Duration = Duration::from_secs(10);
 const PAYLOAD_BATCH: u32 = 50;
 const SEAL_CHECK: Duration = Duration::from_secs(30);
 /// The lease of the instance that does what one instance is enough for: renewed three times within its life.
-const LEADER: &str = "leader";
+pub(crate) const LEADER: &str = "leader";
 const LEASE_TTL: Duration = Duration::from_secs(15);
 const LEASE_RENEWAL: Duration = Duration::from_secs(5);
 const GAPS: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(600);
+const STORED: Duration = Duration::from_secs(300);
+const OBJECTS: Duration = Duration::from_secs(10);
+const BATCHES: Duration = Duration::from_secs(5);
+const BATCH_LIMIT: u32 = 100;
 const UPKEEP: Duration = Duration::from_secs(5);
 const DEAD_LETTERS: Duration = Duration::from_secs(60);
 
@@ -46,12 +51,13 @@ pub(crate) struct Background {
     pub(crate) event_log: EventLogConfig,
     pub(crate) gaps: GapRepair,
     pub(crate) retention: Retention,
+    pub(crate) stored: Arc<Stored>,
     pub(crate) schedules: Arc<Schedules>,
     pub(crate) cron_tick: Duration,
     pub(crate) metrics: Metrics,
     pub(crate) statuses: Arc<Statuses>,
-    /// True while this instance holds the lease.
-    pub(crate) leads: Arc<watch::Sender<bool>>,
+    /// The term in which this instance holds the lease; none while it does not.
+    pub(crate) leads: Arc<watch::Sender<Option<i64>>>,
 }
 
 impl Background {
@@ -76,10 +82,18 @@ impl Background {
         self.every(tasks, stop, retention, |this| async move { this.retain().await });
         let dead = Schedule { name: "dead_letters", period: DEAD_LETTERS, leader_only: true };
         self.every(tasks, stop, dead, |this| async move { this.count_dead().await });
+        let stored = Schedule { name: "caches", period: STORED, leader_only: true };
+        self.every(tasks, stop, stored, |this| async move { this.stored.sweep().await });
+        self.every(tasks, stop, each("objects", OBJECTS), |this| async move { this.stored.delete_objects().await });
         let cron = Schedule { name: "schedules", period: self.cron_tick, leader_only: true };
         self.every(tasks, stop, cron, |this| async move {
             let fired = this.schedules.run().await;
             fired.map_err(|error| format!("the times of schedules cannot be looked at: {error}"))
+        });
+        let batches = Schedule { name: "failed_batches", period: BATCHES, leader_only: true };
+        self.every(tasks, stop, batches, |this| async move {
+            let told = this.store.batches_close(BATCH_LIMIT).await;
+            told.map_err(|error| format!("workflows that collect failures cannot be told: {error}"))
         });
         for sweep in self.node.dispatcher.reconcilers() {
             let (name, period, leader_only) = (sweep.name(), sweep.interval(), sweep.leader_only());
@@ -109,15 +123,24 @@ impl Background {
             tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             let mut turn = async || {
                 tick.tick().await;
-                if schedule.leader_only {
-                    // A new leader begins at once. The sender lives as long as this.
-                    let _ = leads.wait_for(|leads| *leads).await;
+                if !schedule.leader_only {
+                    return None;
                 }
+                // A new leader begins at once. The sender lives as long as this.
+                leads.wait_for(Option::is_some).await.ok().and_then(|leads| *leads)
             };
             loop {
-                tokio::select! {
+                let term = tokio::select! {
                     () = stop.cancelled() => return,
-                    () = turn() => this.activate(schedule.name, work(Arc::clone(&this))).await,
+                    term = turn() => term,
+                };
+                let work = work(Arc::clone(&this));
+                match term {
+                    None => this.activate(schedule.name, work).await,
+                    Some(term) => {
+                        let fence = Fence { lease: LEADER.to_owned(), term };
+                        this.activate(schedule.name, fenced(fence, work)).await;
+                    }
                 }
             }
         });
@@ -159,11 +182,14 @@ impl Background {
     /// Takes or renews the lease. Without an answer this instance stops leading; the lease ends by itself.
     async fn campaign(&self) -> Result<u64, String> {
         let answer = self.store.lease_acquire(LEADER.to_owned(), LEASE_TTL).await;
-        let leads = matches!(answer, Ok(LeaseAnswer::Held { .. }));
-        if self.leads.send_replace(leads) != leads {
-            tracing::info!(leads, "leadership changed");
+        let term = match answer {
+            Ok(LeaseAnswer::Held { term }) => Some(term),
+            _ => None,
+        };
+        if self.leads.send_replace(term) != term {
+            tracing::info!(leads = term.is_some(), term, "leadership changed");
         }
-        answer.map(|_| u64::from(leads)).map_err(|error| format!("the lease cannot be renewed: {error}"))
+        answer.map(|_| u64::from(term.is_some())).map_err(|error| format!("the lease cannot be renewed: {error}"))
     }
 
     /// Asks forges to send again what did not arrive.

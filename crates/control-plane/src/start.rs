@@ -31,20 +31,21 @@ use tokio_util::task::TaskTracker;
 
 use crate::adapters::{
     AccessBook, AgentTokenBook, Announcer, AuditBook, BusBook, EventBook, Fleet, HostBook, LiveChanges, Node, RunBook,
-    SourceShelf, Tokens, announce_logs,
+    SourceShelf, StoredBook, Tokens, announce_logs,
 };
 use crate::broker::GitBroker;
 use crate::clones::{AllForges, SourceClones};
 use crate::config::Config;
 use crate::data_dir::DataDir;
-use crate::grpc::Gateway;
+use crate::grpc::{Bootstrap, Gateway};
 use crate::intake::Intake;
 use crate::logs::{LogAppender, LogReader, LogSealer};
 use crate::payloads::Payloads;
-use crate::reconcilers::Background;
+use crate::reconcilers::{Background, LEADER};
 use crate::retention::Retention;
 use crate::sealing::Sealing;
 use crate::server::{Halves, serve};
+use crate::stored::{Counts, Signer, Stored, Transfers};
 
 /// An orchestrator that cannot start. The text names the part and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -163,16 +164,30 @@ impl Orchestrator {
         let events = &config.events;
         let limits = EventLimits { max_depth: events.max_chain_depth, per_minute: Some(events.per_minute) };
         let bus = Bus::new(store.clone(), limits);
-        let parts = build.parts(&bus, &instance, identity, sources, sealing, &dispatcher, &logs, live, started)?;
+        let objects = config.objects_dir.clone().map_or_else(|| data.sub("objects"), Ok)?;
+        let blobs = Blobs::local(&objects)?;
+        let signer = Arc::new(Signer::new(sealing.0.derived("objects")));
+        let stored = Arc::new(Stored {
+            store: store.clone(),
+            blobs: blobs.clone(),
+            clock: around.clock.clone(),
+            ids: around.ids.clone(),
+            signer: signer.clone(),
+            config: config.stored,
+            counts: Counts::default(),
+        });
+        let transfers = Transfers::new(store.clone(), blobs, around.clock.clone(), signer);
+        let shared = Shared { bus: &bus, dispatcher: &dispatcher, logs: &logs, stored: &stored };
+        let parts = build.parts(&shared, &instance, identity, sources, sealing, live, started)?;
 
         dispatcher
             .start()
             .await
             .map_err(|error| StartError::System { what: "the dispatcher", problem: error.to_string() })?;
         let listening = CancellationToken::new();
-        let gateway = Gateway { dispatcher: dispatcher.clone(), bus, logs, broker, tasks: tasks.clone() };
+        let gateway = Gateway { dispatcher: dispatcher.clone(), bus, logs, broker, stored, tasks: tasks.clone() };
         let intake = Intake::new(parts.inbox, parts.node.clone(), config.ingest.max_body_bytes);
-        let halves = halves(parts.ports, intake, &around, gateway);
+        let halves = halves(parts.ports, intake, transfers, &around, gateway);
         let server = tasks.spawn(serve(listener, halves, listening.clone(), config.shutdown_grace));
         tasks.spawn(parts.worker.run(parts.work, stop.clone(), tasks.clone()));
         tasks.spawn(parts.event_worker.run(stop.clone(), tasks.clone()));
@@ -213,6 +228,10 @@ impl Orchestrator {
         let _ = self.server.await;
         if tokio::time::timeout(self.grace, self.tasks.wait()).await.is_err() {
             tracing::warn!("background work did not end within the grace period");
+        }
+        // Another instance need not wait for the lease to run out.
+        if let Err(error) = self.store.lease_release(LEADER.to_owned()).await {
+            tracing::warn!(%error, "the lease is not given back; it runs out by itself");
         }
         if let Err(error) = self.store.instance_remove(self.instance.clone()).await {
             tracing::warn!(%error, "this instance stays listed until it is found dead");
@@ -341,6 +360,8 @@ fn dispatcher(
     dispatch.unroutable_grace = keys.unroutable_grace.unwrap_or_default();
     dispatch.max_depth = keys.max_depth;
     dispatch.backpressure_threshold = keys.backpressure_threshold;
+    dispatch.pending_sweep_interval = keys.pending_sweep;
+    dispatch.scaler_reconnect_grace = keys.scaler_grace;
     dispatch.concurrency_wait = keys.concurrency_wait;
     dispatch.recovery_window = keys.recovery_window;
     dispatch.job_heartbeat_interval = keys.job_heartbeat;
@@ -352,10 +373,20 @@ fn dispatcher(
     let ports = kici_dispatch::Ports {
         clones: Arc::new(SourceClones::new(store.clone(), sources.clone())),
         changes: Arc::new(LiveChanges(live.clone())),
+        // Jobs wait for the agents that connect by themselves.
+        scaler: None,
         clock: around.clock.clone(),
         ids: around.ids.clone(),
     };
     Dispatcher::new(dispatch, store.clone(), ports)
+}
+
+/// What the parts and the doors both use.
+struct Shared<'a> {
+    bus: &'a Bus,
+    dispatcher: &'a Arc<Dispatcher>,
+    logs: &'a LogAppender,
+    stored: &'a Arc<Stored>,
 }
 
 struct Build<'a> {
@@ -368,24 +399,22 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    #[allow(clippy::too_many_arguments, reason = "called once; these are the parts that others share")]
+    #[allow(clippy::too_many_arguments, reason = "each was made by another part of the start")]
     fn parts(
         &self,
-        bus: &Bus,
+        shared: &Shared<'_>,
         instance: &InstanceId,
         identity: Instance,
         sources: SourceBook,
         sealing: Arc<Sealing>,
-        dispatcher: &Arc<Dispatcher>,
-        logs: &LogAppender,
         live: Arc<Hub>,
         started: Instant,
     ) -> Result<Parts, StartError> {
         let Self { config, data, around, store, .. } = self;
+        let Shared { bus, dispatcher, logs, stored } = *shared;
         let store = Store::clone(store);
         let clock = around.clock.clone();
-        let objects = config.objects_dir.clone().map_or_else(|| data.sub("objects"), Ok)?;
-        let blobs = Blobs::local(&objects)?;
+        let blobs = stored.blobs.clone();
         let planner = Arc::new(Planner::new(
             store.clone(),
             sources.clone(),
@@ -456,7 +485,7 @@ impl Build<'_> {
             stopping: AtomicBool::new(false),
             drain_reason: std::sync::Mutex::default(),
             statuses: Arc::default(),
-            leads: Arc::new(watch::Sender::new(false)),
+            leads: Arc::new(watch::Sender::new(None)),
         });
         self.tasks.spawn(announce_logs(logs.grown(), live.clone(), self.stop.clone()));
         let (access_log, writer) = AccessBook::new(store.clone(), self.stop.clone());
@@ -499,6 +528,7 @@ impl Build<'_> {
             system: node.clone(),
             access_log,
             audit: Arc::new(AuditBook { store: store.clone() }),
+            stored: Arc::new(StoredBook { stored: stored.clone(), instance: instance.clone() }),
             live,
         };
         let background = Arc::new(Background {
@@ -513,6 +543,7 @@ impl Build<'_> {
                 config: config.retention,
                 events_ttl: keys.ttl,
             },
+            stored: stored.clone(),
             schedules,
             cron_tick: keys.cron_tick,
             sealer: LogSealer::new(root, logs.clone(), store, blobs, clock),
@@ -527,9 +558,13 @@ impl Build<'_> {
     }
 }
 
-fn halves(ports: Ports, intake: Intake, around: &Surroundings, gateway: Gateway) -> Halves {
+fn halves(ports: Ports, intake: Intake, transfers: Transfers, around: &Surroundings, gateway: Gateway) -> Halves {
     let api = kici_api::server::routes(ApiState::new(ports, around.clock.clone()));
-    let http = kici_api::server::finish(crate::intake::router(intake).merge(api), around.ids.clone());
-    let grpc = tonic::service::Routes::new(gateway.into_service()).prepare().into_axum_router();
+    let http = kici_api::server::finish(
+        crate::intake::router(intake).merge(crate::stored::router(transfers)).merge(api),
+        around.ids.clone(),
+    );
+    let bootstrap = Bootstrap { dispatcher: gateway.dispatcher.clone() }.into_service();
+    let grpc = tonic::service::Routes::new(gateway.into_service()).add_service(bootstrap).prepare().into_axum_router();
     Halves { http, grpc }
 }

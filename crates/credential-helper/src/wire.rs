@@ -146,6 +146,8 @@ pub fn receive<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
     serde_json::from_slice(&bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the answer is not readable"))
 }
 
+pub mod stash;
+
 /// The arguments and results of the verbs of `git`.
 pub mod git {
     use super::{Deserialize, Serialize};

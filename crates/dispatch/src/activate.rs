@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kici_engine::ids::IdSource;
 use kici_engine::plan::{self, NeedResult, Needs, RunInfo, Scope};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Clock;
-use kici_store::model::{Activate, Activation, Again, QueueEntry, ReadyJob, Run};
+use kici_store::model::{Activate, Activation, Again, Expansion, Generated, QueueEntry, ReadyJob, Run};
 
 use crate::locks::Locks;
+
+/// Largest document of an event, as JSON.
+const MAX_INVOKE_BYTES: usize = 256 * 1024;
 
 /// The engine's decision, with the time limit of waiting.
 pub(crate) struct Activator {
@@ -20,6 +24,10 @@ pub(crate) struct Activator {
     pub machine_id: Option<String>,
     /// How long a connected host may be silent.
     pub roster_grace: Duration,
+    /// Ids of jobs that join a run.
+    pub ids: Arc<dyn IdSource>,
+    /// Most hosts of one job.
+    pub max_fanout_hosts: usize,
 }
 
 impl Activator {
@@ -77,9 +85,25 @@ impl Activate for Activator {
                     .and_then(|job| job.git_credentials.clone())
                     .map(Box::new),
             }),
+            plan::Activation::Invoke { event, payload, slot } => {
+                // As for an event that a step emits.
+                let bytes = serde_json::to_vec(&payload).map_or(0, |text| text.len());
+                if bytes > MAX_INVOKE_BYTES {
+                    let message = format!("invoke.payload has {bytes} bytes of JSON; {MAX_INVOKE_BYTES} are allowed");
+                    return Activation::Fail { reason: FailureReason::ExprError, message };
+                }
+                let invoke = workflow.jobs.get(job.job_index).and_then(|job| job.invoke.as_ref());
+                let optional = invoke.is_some_and(|invoke| invoke.optional);
+                Activation::Invoke { event, payload, slot, optional }
+            }
+            plan::Activation::Hold { reason } => Activation::Hold { reason },
             plan::Activation::Skip { reason } => Activation::Skip { reason },
             plan::Activation::Fail { reason, message } => Activation::Fail { reason, message },
         }
+    }
+
+    fn expand(&self, made: &Generated) -> Result<Expansion, String> {
+        crate::members::expand(self, made)
     }
 
     fn again(&self, failed: &ReadyJob) -> Option<Again> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kici_engine::ids::{AgentId, RunId};
-use kici_engine::state::FailureReason;
+use kici_engine::state::{FailureReason, JobStatus};
 use kici_protocol::agent::JobCancel;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_store::model::{CancelOutcome, CancelRequest, HeldJob, JobRef};
@@ -20,7 +20,7 @@ use crate::timers::Timer;
 pub struct CancelReport {
     /// Agents that were told.
     pub agents_notified: usize,
-    /// Agents that are connected to another orchestrator which cannot be reached; they are told later.
+    /// Agents that are connected to another orchestrator; it tells them as soon as it hears of the cancel.
     pub unreachable: Vec<AgentId>,
     /// Jobs that ended at once because no agent had them.
     pub pending_cancelled: usize,
@@ -53,10 +53,43 @@ impl Dispatcher {
         for job in ended {
             self.let_go(job);
         }
+        for finished in &effects.finished_jobs {
+            self.settled(finished.job.job_id, finished.reason);
+        }
         self.tell(&effects);
         self.wake();
         tracing::info!(%run_id, by, force, ?report, "a run is being cancelled");
         Ok(report)
+    }
+
+    /// Stops jobs that agents hold here and that another instance cancelled or ended.
+    pub(crate) async fn stop_cancelled(self: &Arc<Self>) {
+        if let Err(error) = self.sweep_cancelled().await {
+            tracing::warn!(%error, "jobs that another instance cancelled could not be looked for");
+        }
+    }
+
+    pub(crate) async fn sweep_cancelled(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        let held = self.registry.held_jobs();
+        if held.is_empty() {
+            return Ok(0);
+        }
+        let standings = self.store.job_standings(held.iter().map(|(_, tracked)| tracked.job.job_id).collect()).await?;
+        let mut stopped = 0;
+        for (agent_id, tracked) in held {
+            let Some((_, epoch, status)) = standings.iter().find(|(id, ..)| *id == tracked.job.job_id) else {
+                continue;
+            };
+            let over = status.is_terminal() || *epoch != tracked.job.epoch;
+            if !over && (*status != JobStatus::Cancelling || tracked.cancelling) {
+                continue;
+            }
+            // One whose result has just come in is let go at this moment; telling its agent does no harm.
+            let job = HeldJob { job: tracked.job, agent_id, owner: None, started: tracked.started };
+            self.stop_at_agents(&[job], over);
+            stopped += 1;
+        }
+        Ok(stopped)
     }
 
     /// Tells agents to stop jobs. A job whose agent is not connected anywhere is over: nobody will unwind it. One agent
@@ -71,11 +104,7 @@ impl Dispatcher {
                     let grace = if force { Duration::ZERO } else { tracked.grace };
                     self.deadlines.set(Timer::Cancel(held.job), Instant::now() + grace + self.config.cancel_slack);
                     let (run_id, job_id) = (held.job.run_id, held.job.job_id);
-                    self.changes.publish(Change::Job {
-                        run_id,
-                        job_id,
-                        status: kici_engine::state::JobStatus::Cancelling,
-                    });
+                    self.changes.publish(Change::Job { run_id, job_id, status: JobStatus::Cancelling });
                     let cancel = JobCancel {
                         job: Some(wire_ref(held.job)),
                         reason: "the run was cancelled".to_owned(),

@@ -72,8 +72,14 @@ pub struct DispatchConfig {
     pub roster_grace: Duration,
     /// How long ephemeral hosts that are gone stay known.
     pub roster_ttl: Duration,
+    /// Most hosts that one generated `runs_on_all` job goes to.
+    pub max_fanout_hosts: usize,
     /// How long a host may take to restart.
     pub reboot_deadline: Duration,
+    /// How often waiting jobs are offered to the scaler without a signal.
+    pub pending_sweep_interval: Duration,
+    /// How long an agent that a scaler started may be away from a job that it started.
+    pub scaler_reconnect_grace: Duration,
 }
 
 impl DispatchConfig {
@@ -107,7 +113,10 @@ impl DispatchConfig {
             redrive_interval: Duration::from_secs(10),
             roster_grace: Duration::from_secs(300),
             roster_ttl: Duration::from_secs(1800),
+            max_fanout_hosts: kici_engine::hosts::DEFAULT_MAX_HOSTS,
             reboot_deadline: Duration::from_secs(900),
+            pending_sweep_interval: Duration::from_secs(10),
+            scaler_reconnect_grace: Duration::from_secs(90),
         }
     }
 }

@@ -20,14 +20,16 @@ use tokio_util::task::TaskTracker;
 use crate::activate::Activator;
 use crate::config::DispatchConfig;
 use crate::deadlines::Deadlines;
+use crate::decide::attempts::Attempts;
 use crate::decide::gates::Holder;
 use crate::decide::pressure::Pressure;
 use crate::decide::violations::Ownership;
 use crate::locks::Locks;
 use crate::meters;
 use crate::placing::Calls;
-use crate::ports::{Change, Changes, Clones};
+use crate::ports::{Change, Changes, Clones, Scaler};
 use crate::registry::{AgentView, Registry};
+use crate::scaling::Scaling;
 use crate::timers::Timer;
 use crate::triage::LateTriage;
 
@@ -41,6 +43,8 @@ pub struct Ports {
     pub clones: Arc<dyn Clones>,
     /// Who is told of changes.
     pub changes: Arc<dyn Changes>,
+    /// Starts agents on demand; none leaves jobs to the agents that connect by themselves.
+    pub scaler: Option<Arc<dyn Scaler>>,
     /// Now.
     pub clock: Arc<dyn Clock>,
     /// Fresh ids.
@@ -92,6 +96,8 @@ pub struct Dispatcher {
     pub(crate) store: Store,
     pub(crate) clones: Arc<dyn Clones>,
     pub(crate) changes: Arc<dyn Changes>,
+    pub(crate) scaler: Option<Arc<dyn Scaler>>,
+    pub(crate) scaling: Scaling,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) ids: Arc<dyn IdSource>,
     pub(crate) registry: Registry,
@@ -102,6 +108,7 @@ pub struct Dispatcher {
     pub(crate) calls: Calls,
     pub(crate) routing: Notify,
     pub(crate) turns: Notify,
+    pub(crate) gates: Notify,
     pub(crate) backpressure: Pressure,
     pub(crate) draining: AtomicBool,
     pub(crate) claims_stopped: Mutex<Option<String>>,
@@ -110,6 +117,8 @@ pub struct Dispatcher {
     /// Not more than there are jobs under way.
     pub(crate) late_triage: Mutex<Vec<LateTriage>>,
     pub(crate) known_hosts: tokio::sync::Mutex<Option<Arc<KnownHosts>>>,
+    pub(crate) claim_attempts: Mutex<Attempts>,
+    pub(crate) started: tokio::time::Instant,
     pub(crate) stopping: CancellationToken,
     pub(crate) tasks: TaskTracker,
 }
@@ -130,12 +139,16 @@ impl Dispatcher {
             queue_timeout: config.queue_timeout,
             machine_id: config.machine_id.clone(),
             roster_grace: config.roster_grace,
+            ids: ports.ids.clone(),
+            max_fanout_hosts: config.max_fanout_hosts,
         };
         Arc::new(Self {
             config,
             store,
             clones: ports.clones,
             changes: ports.changes,
+            scaler: ports.scaler,
+            scaling: Scaling::default(),
             clock: ports.clock,
             ids: ports.ids,
             registry: Registry::default(),
@@ -146,6 +159,7 @@ impl Dispatcher {
             calls: Calls::default(),
             routing: Notify::new(),
             turns: Notify::new(),
+            gates: Notify::new(),
             backpressure: Pressure::default(),
             draining: AtomicBool::new(false),
             claims_stopped: Mutex::default(),
@@ -153,6 +167,8 @@ impl Dispatcher {
             routing_reasons: Mutex::default(),
             late_triage: Mutex::default(),
             known_hosts: tokio::sync::Mutex::default(),
+            claim_attempts: Mutex::default(),
+            started: tokio::time::Instant::now(),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
         })
@@ -174,10 +190,17 @@ impl Dispatcher {
         self.tasks.spawn(async move { this.watch_routing().await });
         let this = self.clone();
         self.tasks.spawn(async move { this.watch_turns().await });
+        if self.scaler.is_some() {
+            let this = self.clone();
+            self.tasks.spawn(async move { this.watch_demand().await });
+        }
+        let this = self.clone();
+        self.tasks.spawn(async move { this.watch_gates().await });
         let this = self.clone();
         self.tasks.spawn(async move { this.follow_store().await });
         self.wake();
         self.turns.notify_one();
+        self.gates.notify_one();
         Ok(())
     }
 
@@ -192,8 +215,9 @@ impl Dispatcher {
     }
 
     async fn follow_store(self: Arc<Self>) {
-        let mut wakeups =
-            self.store.subscribe(|topic| matches!(topic, Topic::Queue | Topic::Slots | Topic::Revocations));
+        let mut wakeups = self.store.subscribe(|topic| {
+            matches!(topic, Topic::Queue | Topic::Slots | Topic::Gates | Topic::Revocations | Topic::Cancels)
+        });
         loop {
             let wakeup = tokio::select! {
                 () = self.stopping.cancelled() => return,
@@ -202,12 +226,16 @@ impl Dispatcher {
             match wakeup {
                 None => return,
                 Some(Wakeup::Changed(Topic::Revocations)) => self.close_invalid_tokens().await,
+                Some(Wakeup::Changed(Topic::Cancels)) => self.stop_cancelled().await,
                 Some(Wakeup::Changed(Topic::Slots)) => self.turns.notify_one(),
+                Some(Wakeup::Changed(Topic::Gates)) => self.gates.notify_one(),
                 Some(Wakeup::Changed(_)) => self.wake(),
                 Some(Wakeup::Missed) => {
                     self.wake();
                     self.turns.notify_one();
+                    self.gates.notify_one();
                     self.close_invalid_tokens().await;
+                    self.stop_cancelled().await;
                 }
             }
         }
@@ -247,8 +275,15 @@ impl Dispatcher {
             let (run_id, job_id, status) = (job.run_id, job.job_id, JobStatus::Queued);
             self.changes.publish(Change::Job { run_id, job_id, status });
         }
+        for finished in &effects.finished_jobs {
+            self.settled(finished.job.job_id, finished.reason);
+        }
         self.tell(effects);
-        if came_free || !effects.newly_queued.is_empty() || !effects.retried.is_empty() {
+        let queued: Vec<JobId> =
+            effects.newly_queued.iter().copied().chain(effects.retried.iter().map(|job| job.job_id)).collect();
+        if !queued.is_empty() {
+            self.jobs_queued(&queued);
+        } else if came_free {
             self.wake();
         }
     }
@@ -266,6 +301,10 @@ impl Dispatcher {
         });
         if effects.run_finished {
             meters::run_finished(&effects.run);
+            // Only a run that an event started can have somebody who waits for it.
+            if effects.run.chain_depth > 0 {
+                self.gates.notify_one();
+            }
         }
     }
 

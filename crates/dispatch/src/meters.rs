@@ -20,6 +20,20 @@ pub(crate) fn dispatched(count: usize) {
     metrics::counter!("kici_orch_jobs_dispatched_total", "status" => "dispatched").increment(count as u64);
 }
 
+/// What became of a job that was not handed over at once; `outcome` is a word of `DispatchOutcome`.
+pub(crate) fn outcome(outcome: &'static str) {
+    metrics::counter!("kici_orch_jobs_dispatched_total", "status" => outcome).increment(1);
+}
+
+/// Agents that a pass over waiting jobs has started.
+pub(crate) fn redispatched(trigger: &'static str, count: u32) {
+    metrics::counter!("kici_orch_scaler_redispatch_total", "trigger" => trigger).increment(count.into());
+}
+
+pub(crate) fn claim_redeemed(outcome: &'static str) {
+    metrics::counter!("kici_orch_scaler_claims_redeemed_total", "outcome" => outcome).increment(1);
+}
+
 pub(crate) fn ack_latency(waited: Duration) {
     metrics::histogram!("kici_orch_dispatch_ack_latency_seconds").record(waited.as_secs_f64());
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kici_engine::ids::JobId;
-use kici_engine::lock::{CredentialMaterial, GitCredentials};
+use kici_engine::lock::{CredentialMaterial, GitCredentials, Job};
 use kici_engine::plan::{self, Scope};
 use kici_engine::state::FailureReason;
 use kici_engine::time::Ts;
@@ -83,7 +83,12 @@ impl OfferMaker<'_> {
             serde_json::to_vec(&spec).map_err(|error| OfferError::Fail(FailureReason::ExprError, error.to_string()))?;
         let declared = lock_job.git_credentials.as_ref();
         let (checkout, host) = if lock_job.checkout.enabled {
+            let (path, other_ref) =
+                plan::checkout_of(scope, job).map_err(|message| OfferError::Fail(FailureReason::ExprError, message))?;
             let (checkout, host) = self.checkout(claimed, lock_job.checkout.depth).await?;
+            let asked = &lock_job.checkout;
+            let (submodules, lfs, tags) = (asked.submodules, asked.lfs, asked.tags);
+            let checkout = CheckoutSource { submodules, lfs, tags, path, other_ref, ..checkout };
             (Some(checkout), host)
         } else if declared.is_some_and(|declared| !declared.enabled) {
             (None, None)
@@ -97,7 +102,8 @@ impl OfferMaker<'_> {
         };
         let git = git_access(&claimed.run.repo, declared, host);
         let of_checkout = checkout.iter().filter_map(|c| c.basic.as_ref()).map(|basic| basic.secret.clone());
-        let mask = of_checkout.chain(declared.into_iter().flat_map(secrets_of)).collect();
+        let mask =
+            of_checkout.chain(declared.into_iter().flat_map(secrets_of)).chain(registry_secrets(lock_job)).collect();
         let grace = lock_job.grace_period_ms.map_or(self.config.default_grace, Duration::from_millis);
         let offer = JobOffer {
             job: Some(wire_ref(claimed.job_ref)),
@@ -139,6 +145,7 @@ impl OfferMaker<'_> {
             sha: request.sha,
             depth,
             basic,
+            ..CheckoutSource::default()
         };
         Ok((checkout, source.git_host))
     }
@@ -150,6 +157,13 @@ fn secrets_of(declared: &GitCredentials) -> impl Iterator<Item = String> {
         CredentialMaterial::Basic { token, .. } => token.value().to_owned(),
         CredentialMaterial::GithubApp { private_key, .. } => private_key.value().to_owned(),
     })
+}
+
+/// The same of the registries of its containers.
+fn registry_secrets(job: &Job) -> impl Iterator<Item = String> {
+    let of_container = job.container.iter().filter_map(|container| container.credentials.as_ref());
+    let of_services = job.services.values().filter_map(|service| service.credentials.as_ref());
+    of_container.chain(of_services).map(|credentials| credentials.token.value().to_owned())
 }
 
 /// What git may ask credentials for: the source's host, and those of the credentials that the workflow brings.

@@ -2,6 +2,7 @@
 //! change that the database did not take is tried again later, never dropped.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kici_engine::ids::AgentId;
 use kici_engine::state::{FailureReason, JobStatus};
@@ -21,7 +22,7 @@ impl Dispatcher {
     /// Puts a delivery back into the queue and looks for another agent.
     pub(crate) async fn requeue(self: &Arc<Self>, job: JobRef, from: RequeueFrom, why: &str, meter: &'static str) {
         if self.requeue_quietly(job, from, why, meter).await {
-            self.wake();
+            self.jobs_queued(&[job.job_id]);
         }
     }
 
@@ -115,9 +116,8 @@ impl Dispatcher {
     }
 
     /// Gives the agent of a job time to come back.
-    pub(crate) async fn recover(self: &Arc<Self>, job: JobRef, agent_id: AgentId) {
+    pub(crate) async fn recover(self: &Arc<Self>, job: JobRef, agent_id: AgentId, window: Duration) {
         self.forget_timers(job);
-        let window = self.config.recovery_window;
         let request = RecoverRequest { job, agent_id: agent_id.clone(), deadline: self.clock.now().plus(window) };
         match self.store.queue_recover(request).await {
             Ok(Guarded::Applied) => {
@@ -126,7 +126,7 @@ impl Dispatcher {
                 self.changes.publish(Change::Job { run_id: job.run_id, job_id: job.job_id, status });
             }
             Ok(Guarded::Lost) => {}
-            Err(error) => self.later(LateTriage::Recover { job, agent_id }, &error),
+            Err(error) => self.later(LateTriage::Recover { job, agent_id, window }, &error),
         }
     }
 
@@ -137,6 +137,10 @@ impl Dispatcher {
     }
 
     fn later(&self, triage: LateTriage, error: &StoreError) {
+        if matches!(error, StoreError::Fenced) {
+            tracing::info!(?triage, "another instance leads now and makes this change of a job");
+            return;
+        }
         tracing::warn!(?triage, %error, "the database did not take a change of a job; it is tried again");
         self.late_triage.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(triage);
     }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kici_engine::ids::{AgentId, JobId, SessionId};
-use kici_store::model::{Activate, Activation, Again, ClaimedJob, PendingSelector, QueueEntry, ReadyJob};
+use kici_store::model::{
+    Activate, Activation, Again, ClaimedJob, Expansion, Generated, PendingSelector, QueueEntry, ReadyJob,
+};
 
 use crate::dispatcher::Dispatcher;
 use crate::meters;
@@ -60,6 +62,10 @@ impl Activate for Placing {
 
     fn again(&self, job: &ReadyJob) -> Option<Again> {
         self.dispatcher.activator.again(job)
+    }
+
+    fn expand(&self, made: &Generated) -> Result<Expansion, String> {
+        self.dispatcher.activator.expand(made)
     }
 
     fn place(&self, job: JobId, entry: &QueueEntry, digest: &str) -> Option<AgentId> {

@@ -1,7 +1,10 @@
 //! What the dispatcher needs from the rest of the orchestrator.
 
 use async_trait::async_trait;
-use kici_engine::ids::{JobId, RunId, SourceId};
+use kici_engine::ids::{AgentId, JobId, RunId, SourceId};
+use kici_engine::labels::LabelSet;
+use kici_engine::lock::Selector;
+use kici_engine::scaling::ScaleVerdict;
 use kici_engine::state::{FailureReason, JobStatus, RunStatus, StepStatus};
 use secrecy::SecretString;
 
@@ -69,6 +72,62 @@ pub trait Clones: Send + Sync {
 
     /// The source for this job, with a credential that can only read it.
     async fn source(&self, request: &CloneRequest) -> Result<CloneSource, CloneError>;
+}
+
+/// The wish for an agent for one job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpawnRequest {
+    /// The job. One agent at a time is started for it, however often it is asked for.
+    pub job_id: JobId,
+    /// Its run.
+    pub run_id: RunId,
+    /// Its unique name in the run, for people.
+    pub job_name: String,
+    /// What the agent must offer. A pool fits by the labels that are named; it cannot promise what a pattern hits.
+    pub selector: Selector,
+    /// The agent must run on this machine.
+    pub requires_machine_id: Option<String>,
+}
+
+/// What the scaler knows of an agent that it started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spawned {
+    /// The job that it was started for; none for one that was started ahead of demand.
+    pub bound_job: Option<JobId>,
+    /// Labels that a job must name to run there.
+    pub mandatory: LabelSet,
+    /// It belongs to a warm pool, which ends it.
+    pub warm: bool,
+}
+
+/// The scaler cannot tell now.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ScalerUnavailable(pub String);
+
+/// Whoever starts agents for jobs that no connected agent takes, and ends them again.
+///
+/// Calls about one job or agent may be repeated and may come late; the scaler's own rows say what is true.
+#[async_trait]
+pub trait Scaler: Send + Sync {
+    /// Decides on an agent for a job and returns; the agent is started meanwhile. Its failure is told to
+    /// [`provisioning_failed`](crate::Dispatcher::provisioning_failed).
+    async fn request(&self, request: SpawnRequest) -> ScaleVerdict;
+
+    /// Whether a pool fits, with room or without. Nothing is started.
+    fn could_serve(&self, selector: &Selector, requires_machine_id: Option<&str>) -> bool;
+
+    /// An agent with a scaler's id registers; none if no such agent is wanted.
+    ///
+    /// # Errors
+    /// [`ScalerUnavailable`]; the agent is told to come back.
+    async fn registering(&self, agent: &AgentId) -> Result<Option<Spawned>, ScalerUnavailable>;
+
+    /// The session of one of its agents ended. `holds_job`: it may come back to a job that it started, within the grace.
+    fn disconnected(&self, agent: &AgentId, holds_job: bool);
+
+    /// A job needs no agent any more: it was handed to this one, or has ended.
+    fn settled(&self, job: JobId, taken_by: Option<&AgentId>);
 }
 
 /// Something that a reader of runs or agents may want to see at once.

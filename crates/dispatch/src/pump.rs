@@ -33,7 +33,10 @@ impl Dispatcher {
             }
             let made = self.calls.made();
             match self.pass().await {
-                Ok(_) => self.calls.served(made),
+                Ok(_) => {
+                    self.calls.served(made);
+                    self.scaling.served();
+                }
                 // The next signal or the safety net tries again.
                 Err(error) => tracing::warn!(%error, "waiting jobs could not be given out"),
             }
@@ -83,6 +86,7 @@ impl Dispatcher {
                 selector,
                 requires_machine_id: pending.requires_machine_id,
                 pinned: pending.pinned_agent_id,
+                pick: pending.selector.pick,
                 waiting: pending.waiting,
             })
         });
@@ -142,6 +146,7 @@ impl Dispatcher {
 
     /// Turns a claim into an offer, apart from the pump: a slow forge must not keep other jobs waiting.
     pub(crate) fn hand_over(self: &Arc<Self>, session: SessionId, claimed: ClaimedJob) {
+        self.taken(claimed.job_ref.job_id, &claimed.agent_id);
         let link = self.registry.fill(session, claimed.job_ref, self.clock.now());
         let this = self.clone();
         self.tasks.spawn(async move {

@@ -13,6 +13,7 @@ use kici_store::model::{JobRef, PendingReboot, RosterHost};
 use tokio::time::Instant;
 use tonic::Status;
 
+use crate::decide::calls::Call;
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::offer::read_ref;
 use crate::registry::{Identity, Reboot};
@@ -102,6 +103,7 @@ impl Dispatcher {
         session: SessionId,
         request: &RequestRebootRequest,
     ) -> Result<Ts, Status> {
+        self.may_call(session, Call::RequestReboot)?;
         let (agent, job) = self.running_job(session, request.job.as_ref())?;
         let deadline = (request.deadline_ms > 0).then(|| Duration::from_millis(request.deadline_ms));
         let by = format!("job:{}", job.job_id);
@@ -117,6 +119,7 @@ impl Dispatcher {
     /// # Errors
     /// As [`job_asks_reboot`](Self::job_asks_reboot).
     pub async fn job_cancels_reboot(&self, session: SessionId, request: &CancelRebootRequest) -> Result<bool, Status> {
+        self.may_call(session, Call::CancelReboot)?;
         let (agent, job) = self.running_job(session, request.job.as_ref())?;
         if !self.registry.asked_reboot(session, job.job_id) {
             return Ok(false);

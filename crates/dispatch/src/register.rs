@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kici_engine::hosts::is_reserved_property;
-use kici_engine::ids::{SessionId, TokenId};
+use kici_engine::ids::{JobId, SessionId, TokenId};
+use kici_engine::scaling::is_scaler_agent;
+use kici_engine::state::QueueStatus;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_protocol::agent::{JobCancel, JobVerdict, Register, RegisterAck, Verdict};
 use kici_protocol::close::CloseReason;
@@ -22,7 +24,7 @@ use crate::dispatcher::{Dispatcher, KnownHosts};
 use crate::link::Link;
 use crate::meters;
 use crate::offer::{millis, read_ref, wire_ref};
-use crate::ports::Change;
+use crate::ports::{Change, Spawned};
 use crate::registry::{Identity, Tracked};
 use crate::timers::{OUTBOX_GRACE, Timer};
 
@@ -156,9 +158,15 @@ impl Dispatcher {
         register: &Register,
         token: Option<&TokenFacts>,
     ) -> Result<(), Refused> {
-        let admitted = self.gates(register, token).await?;
+        let mut admitted = self.gates(register, token).await?;
+        let spawned = self.spawned(&admitted, token).await?;
         self.use_up(token).await?;
-        let identity = self.identity(link.session_id(), register, token, &admitted);
+        if let Some(spawned) = &spawned {
+            admitted.facts.mandatory.extend(spawned.mandatory.iter().cloned());
+        }
+        let mut identity = self.identity(link.session_id(), register, token, &admitted);
+        identity.scaler_managed |= spawned.is_some();
+        let bound = self.bound_job(spawned.as_ref()).await?;
         let reboot = self.reboot_at_register(&identity, &register.boot_id).await.map_err(|error| {
             tracing::warn!(agent = %identity.agent_id, %error, "whether a host restarted could not be read");
             Refused { reason: CloseReason::Internal, message: "the host cannot be read now; try again".into() }
@@ -170,11 +178,15 @@ impl Dispatcher {
                 message: "the jobs under way cannot be read now; try again".into(),
             }
         })?;
-        let ack = self.register_ack(&identity, reconciled.verdicts.clone());
+        let mut ack = self.register_ack(&identity, reconciled.verdicts.clone());
+        ack.pending_dispatch = bound.is_some();
+        ack.warm_pool = spawned.is_some_and(|spawned| spawned.warm);
         let cancelling: Vec<Tracked> = reconciled.held.iter().filter(|job| job.cancelling).cloned().collect();
         let answer = Frame::RegisterAck(ack);
-        let replaced =
-            self.registry.insert(identity.clone(), link.clone(), reconciled.held, register.draining, reboot, answer);
+        // The slot of the job that it was started for is set aside in the same step: no other job gets it.
+        let reserved = u32::from(bound.is_some());
+        let (held, draining) = (reconciled.held, register.draining);
+        let replaced = self.registry.insert(identity.clone(), link.clone(), held, draining, reboot, reserved, answer);
         let mut forgotten = reconciled.forgotten;
         if let Some(replaced) = replaced {
             let known: Vec<JobRef> = forgotten.iter().map(|(job, _)| *job).collect();
@@ -199,9 +211,45 @@ impl Dispatcher {
         meters::agents_active(self.registry.counts().0);
         self.changes.publish(Change::Agent { agent_id: identity.agent_id.to_string(), connected: true });
         self.write_roster(&identity, register, token);
+        if let Some(job) = bound {
+            let (this, session) = (self.clone(), identity.session_id);
+            self.tasks.spawn(async move { this.give_bound(session, &identity.agent_id, job).await });
+        }
         self.wake();
         self.routing.notify_one();
         Ok(())
+    }
+
+    /// What the scaler knows of an agent that says it is one of its; none where there is no scaler, or it is another agent.
+    async fn spawned(&self, admitted: &Admitted, token: Option<&TokenFacts>) -> Result<Option<Spawned>, Refused> {
+        let Some(scaler) = &self.scaler else { return Ok(None) };
+        let agent = &admitted.agent_id;
+        if !token.map_or_else(|| is_scaler_agent(agent), |token| token.kind == TokenKind::Scaler) {
+            return Ok(None);
+        }
+        match scaler.registering(agent).await {
+            // Never let in as any other agent: it would have no gate.
+            Ok(None) => Err(Refused::unauthorized(format!(
+                "no scaler has started an agent {agent}, or it is not wanted any more"
+            ))),
+            Ok(spawned) => Ok(spawned),
+            Err(error) => {
+                tracing::warn!(%agent, %error, "the scaler's record of an agent could not be read");
+                Err(Refused { reason: CloseReason::Internal, message: "scaler state unavailable; try again".into() })
+            }
+        }
+    }
+
+    /// The job that an agent was started for, if it still waits.
+    async fn bound_job(&self, spawned: Option<&Spawned>) -> Result<Option<JobId>, Refused> {
+        let Some(job) = spawned.and_then(|spawned| spawned.bound_job) else { return Ok(None) };
+        match self.store.queue_get(job).await {
+            Ok(row) => Ok(row.filter(|row| row.status == QueueStatus::Pending).map(|row| row.job_id)),
+            Err(error) => {
+                tracing::warn!(%job, %error, "the job of an agent could not be read");
+                Err(Refused { reason: CloseReason::Internal, message: "the job cannot be read now; try again".into() })
+            }
+        }
     }
 
     /// Another `Register` of the same session: the same gates; taints and life cycle stay as they were.
@@ -218,6 +266,10 @@ impl Dispatcher {
             return Err(Refused::unauthorized("an agent cannot change its id within a session"));
         }
         let mut identity = self.identity(session, register, token, &admitted);
+        // A gate that the scaler gave is in no token.
+        let mut facts = (*identity.facts).clone();
+        facts.mandatory.extend(current.facts.mandatory.iter().cloned());
+        identity.facts = Arc::new(facts);
         identity.scaler_managed = current.scaler_managed;
         identity.lifecycle = current.lifecycle;
         identity.registered_at = current.registered_at;
@@ -290,7 +342,7 @@ impl Dispatcher {
             scaler_managed: identity.scaler_managed,
             pending_dispatch: false,
             warm_pool: false,
-            recovery_window_ms: millis(self.config.recovery_window),
+            recovery_window_ms: millis(self.window_of(identity)),
             heartbeat_interval_ms: millis(self.config.heartbeat_interval),
             job_heartbeat_interval_ms: millis(self.config.job_heartbeat_interval),
             job_verdicts,

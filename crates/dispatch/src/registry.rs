@@ -154,9 +154,13 @@ pub(crate) struct Departed {
 }
 
 impl Entry {
+    /// Slots that are taken or set aside.
+    fn busy(&self) -> u32 {
+        u32::try_from(self.jobs.len()).unwrap_or(u32::MAX).saturating_add(self.reserved)
+    }
+
     fn slots_free(&self) -> u32 {
-        let held = u32::try_from(self.jobs.len()).unwrap_or(u32::MAX);
-        self.identity.max_concurrency.saturating_sub(held.saturating_add(self.reserved))
+        self.identity.max_concurrency.saturating_sub(self.busy())
     }
 
     /// Why it takes no job now; none when it does.
@@ -229,7 +233,8 @@ impl Registry {
 
     /// Puts an agent in with the jobs that it goes on with, and queues `answer` for it in the same step: the agent is found by
     /// the time that it hears of it, and hears of it before anything else. A session that it had before is replaced in that step
-    /// too, so that no moment exists in which two sessions count.
+    /// too, so that no moment exists in which two sessions count. `reserved` slots are set aside for jobs that are meant for it.
+    #[allow(clippy::too_many_arguments, reason = "all of it must be in place in one step")]
     pub fn insert(
         &self,
         identity: Identity,
@@ -237,6 +242,7 @@ impl Registry {
         jobs: Vec<Tracked>,
         draining: bool,
         reboot: Option<Reboot>,
+        reserved: u32,
         answer: Frame,
     ) -> Option<Replaced> {
         let now = Instant::now();
@@ -271,7 +277,7 @@ impl Registry {
                 identity,
                 link,
                 jobs,
-                reserved: 0,
+                reserved,
                 draining,
                 resetting: false,
                 degraded: Vec::new(),
@@ -425,6 +431,13 @@ impl Registry {
     /// Facts of all agents that are not leaving, free or not.
     pub fn all_facts(&self) -> Vec<(AgentId, Arc<AgentFacts>)> {
         self.lock().agents.iter().map(|(id, entry)| (id.clone(), entry.identity.facts.clone())).collect()
+    }
+
+    /// The jobs that agents hold here; without those that only their outbox knows.
+    pub fn held_jobs(&self) -> Vec<(AgentId, Tracked)> {
+        let inner = self.lock();
+        let jobs = inner.agents.iter().flat_map(|(id, entry)| entry.jobs.values().map(|job| (id.clone(), job.clone())));
+        jobs.filter(|(_, job)| !job.awaiting_outbox).collect()
     }
 
     /// Number of connected agents, and of jobs they hold.

@@ -5,14 +5,13 @@ use std::sync::{Arc, PoisonError};
 
 use kici_engine::ids::{AgentId, JobId};
 use kici_engine::labels::{AgentFacts, CompiledSelector, eligible, explain_unroutable};
+use kici_engine::scaling::MAX_SCANNED;
 use kici_engine::state::{FailureReason, QueueStatus};
-use kici_store::model::{AgentType, FailRequest, QueueFilter, QueueRow, RosterHost, Routing};
+use kici_store::model::{AgentType, FailRequest, QueueRow, RosterHost, Routing};
 
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
-
-/// Rows looked at in one pass.
-const ROWS: u32 = 500;
+use crate::ports::Scaler;
 
 /// Why a job waits.
 #[derive(Clone, Debug)]
@@ -23,6 +22,8 @@ pub struct Explanation {
     pub orchestrator: Option<String>,
     /// Why no agent could ever run it; none when one could.
     pub unroutable: Option<String>,
+    /// What the scaler last said of it; none when it said nothing.
+    pub scaler: Option<String>,
     /// The first thing in the way, per agent.
     pub agents: Vec<AgentVerdict>,
 }
@@ -42,10 +43,20 @@ pub struct AgentVerdict {
 enum Route {
     /// A connected agent could run it.
     Open,
-    /// A known host could, but it is not connected.
+    /// A known agent could, but it is not connected here.
     Absent(String),
+    /// One that can be started could.
+    Startable,
     /// Nobody could.
     Nowhere(String),
+}
+
+/// Where an agent is that is not connected here.
+fn whereabouts(host: &RosterHost) -> String {
+    match &host.connected_instance_id {
+        Some(instance) => format!("connected to {instance}"),
+        None => "not connected".to_owned(),
+    }
 }
 
 fn facts_of(host: &RosterHost) -> AgentFacts {
@@ -69,10 +80,10 @@ impl Dispatcher {
     /// Writes or clears the reasons of waiting rows and fails those that nobody could run for longer than the grace.
     /// Returns how many rows changed.
     pub(crate) async fn probe_routing(self: &Arc<Self>) -> Result<u64, DispatchError> {
-        let filter = QueueFilter { statuses: vec![QueueStatus::Pending], limit: ROWS, ..Default::default() };
-        let rows = self.store.queue_list(filter).await?;
+        let rows = self.store.queue_oldest_pending(MAX_SCANNED).await?;
         if rows.is_empty() {
             self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            self.scaling.keep_notes(&HashSet::new());
             return Ok(0);
         }
         let facts = self.connected();
@@ -82,11 +93,17 @@ impl Dispatcher {
         let mut dead = Vec::new();
         let now = self.clock.now();
         for row in &rows {
-            let route = routes.entry(&row.selector_digest).or_insert_with(|| route(row, &facts, &absent));
+            let route = routes.entry(&row.selector_digest).or_insert_with(|| self.route(row, &facts, &absent));
             let grace = self.config.unroutable_grace;
             let (reason, unroutable) = match route {
-                Route::Open => (None, false),
-                Route::Absent(reason) => (Some(reason.clone()), false),
+                // What the scaler said of this very job is nearer.
+                Route::Open => (self.scaling.note(row.job_id), false),
+                Route::Absent(reason) => (self.scaling.note(row.job_id).or_else(|| Some(reason.clone())), false),
+                Route::Startable => match self.scaling.note(row.job_id) {
+                    // Another instance may have asked for it and written what it heard.
+                    None if row.unroutable_since.is_none() => continue,
+                    note => (note, false),
+                },
                 Route::Nowhere(reason) => (Some(reason.clone()), true),
             };
             if let (Some(reason), Some(since), true) = (&reason, row.unroutable_since, unroutable)
@@ -128,13 +145,17 @@ impl Dispatcher {
 
     fn forget_reasons(&self, rows: &[QueueRow]) {
         let waiting: HashSet<JobId> = rows.iter().map(|row| row.job_id).collect();
+        self.scaling.keep_notes(&waiting);
         self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).retain(|job, _| waiting.contains(job));
     }
 
-    /// Known static hosts that are not connected here.
+    /// Known hosts that are not connected here: static ones, and all that are connected to another instance.
     async fn absent_hosts(&self) -> Result<Vec<RosterHost>, DispatchError> {
         let mut hosts = self.store.roster_list().await?;
-        hosts.retain(|host| host.lifecycle == AgentType::Static && self.registry.agent(&host.agent_id).is_none());
+        hosts.retain(|host| {
+            let elsewhere = host.connected_instance_id.as_ref().is_some_and(|at| *at != self.config.instance);
+            (elsewhere || host.lifecycle == AgentType::Static) && self.registry.agent(&host.agent_id).is_none()
+        });
         Ok(hosts)
     }
 
@@ -146,9 +167,9 @@ impl Dispatcher {
         let row = self.store.queue_get(job).await?.ok_or(DispatchError::NoSuchJob)?;
         let absent = self.absent_hosts().await?;
         let facts = self.connected();
-        let unroutable = match route(&row, &facts, &absent) {
+        let unroutable = match self.route(&row, &facts, &absent) {
             Route::Nowhere(reason) => Some(reason),
-            Route::Open | Route::Absent(_) => None,
+            Route::Open | Route::Absent(_) | Route::Startable => None,
         };
         let machine = row.requires_machine_id.as_deref();
         let compiled = CompiledSelector::compile(&row.selector);
@@ -165,13 +186,33 @@ impl Dispatcher {
         });
         let absent = absent.into_iter().map(|host| AgentVerdict {
             obstacle: Some(
-                mismatch(&host.agent_id, &facts_of(&host)).unwrap_or_else(|| "it is not connected".to_owned()),
+                mismatch(&host.agent_id, &facts_of(&host)).unwrap_or_else(|| format!("it is {}", whereabouts(&host))),
             ),
             agent_id: host.agent_id,
             connected: false,
         });
         let agents = connected.chain(absent).collect();
-        Ok(Explanation { row, orchestrator: self.not_claiming(), unroutable, agents })
+        let scaler = self.scaling.note(job);
+        Ok(Explanation { row, orchestrator: self.not_claiming(), unroutable, scaler, agents })
+    }
+
+    /// What a row's selector means for the agents known now, and for those that can be started.
+    fn route(&self, row: &QueueRow, connected: &Connected, absent: &[RosterHost]) -> Route {
+        let found = route(row, connected, absent);
+        let pool = |scaler: &Arc<dyn Scaler>| scaler.could_serve(&row.selector, row.requires_machine_id.as_deref());
+        match found {
+            // A pool that is scaled to zero is somebody.
+            Route::Nowhere(_) if row.pinned_agent_id.is_none() && self.scaler.as_ref().is_some_and(pool) => {
+                Route::Startable
+            }
+            found => found,
+        }
+    }
+
+    /// Whether a known agent that is not connected here could run a job.
+    pub(crate) async fn is_awaited(&self, row: &QueueRow) -> Result<bool, DispatchError> {
+        let absent = self.absent_hosts().await?;
+        Ok(!matches!(route(row, &self.connected(), &absent), Route::Nowhere(_)))
     }
 }
 
@@ -203,7 +244,7 @@ fn route(row: &QueueRow, connected: &Connected, absent: &[RosterHost]) -> Route 
     }
     let Some(reason) = explain_unroutable(&compiled, machine, &connected.facts) else { return Route::Open };
     match absent.iter().find(|host| eligible(&compiled, machine, &facts_of(host)).is_ok()) {
-        Some(host) => Route::Absent(format!("agent {} could run it and is not connected", host.agent_id)),
+        Some(host) => Route::Absent(format!("agent {} could run it and is {}", host.agent_id, whereabouts(host))),
         None => Route::Nowhere(reason),
     }
 }

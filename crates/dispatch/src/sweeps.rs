@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kici_engine::scaling::Trigger;
 use kici_engine::state::{FailureReason, QueueStatus};
 use kici_protocol::close::CloseReason;
 use kici_store::model::{AgentType, FailRequest, HeldJob, JobRef, QueueRow, RequeueFrom};
@@ -14,6 +15,8 @@ use crate::meters;
 
 /// How long expired tokens stay in lists.
 const TOKENS_KEPT: Duration = Duration::from_secs(24 * 3600);
+/// How long claim codes that expired are told from unknown ones.
+const CLAIMS_KEPT: Duration = Duration::from_secs(3600);
 /// Rows handled in one activation.
 const BATCH: u32 = 100;
 
@@ -50,9 +53,12 @@ enum Sweep {
     Roster,
     Reboots,
     Turns,
+    Gates,
     LongWaits,
     LeftSlots,
     Room,
+    Cancelled,
+    PendingScale,
 }
 
 struct Entry {
@@ -82,9 +88,12 @@ impl Reconciler for Entry {
             Sweep::Roster => "dispatch_roster",
             Sweep::Reboots => "dispatch_reboots",
             Sweep::Turns => "dispatch_turns",
+            Sweep::Gates => "dispatch_gates",
             Sweep::LongWaits => "dispatch_long_waits",
             Sweep::LeftSlots => "dispatch_left_slots",
             Sweep::Room => "dispatch_queue_room",
+            Sweep::Cancelled => "dispatch_cancelled",
+            Sweep::PendingScale => "dispatch_pending_scale",
         }
     }
 
@@ -92,9 +101,10 @@ impl Reconciler for Entry {
         let grace = self.dispatcher.config.unroutable_grace;
         Duration::from_secs(match self.sweep {
             Sweep::Room => 1,
-            Sweep::CatchUp | Sweep::RunDeadlines | Sweep::Depth | Sweep::Turns => 5,
+            Sweep::PendingScale => return self.dispatcher.config.pending_sweep_interval,
+            Sweep::CatchUp | Sweep::RunDeadlines | Sweep::Depth | Sweep::Turns | Sweep::Gates => 5,
             Sweep::ExpiredAcks | Sweep::ExpiredRecoveries | Sweep::StuckCancels | Sweep::SilentSessions => 10,
-            Sweep::Reboots => 10,
+            Sweep::Reboots | Sweep::Cancelled => 10,
             Sweep::Routing => return (grace / 4).clamp(Duration::from_secs(5), Duration::from_secs(30)),
             Sweep::JobTimeouts | Sweep::LongWaits => 15,
             Sweep::ExpiredPending
@@ -118,6 +128,7 @@ impl Reconciler for Entry {
                 | Sweep::Roster
                 | Sweep::LeftSlots
                 | Sweep::IdleRuns
+                | Sweep::PendingScale
         )
     }
 
@@ -142,9 +153,12 @@ impl Reconciler for Entry {
             Sweep::Roster => d.sweep_roster().await,
             Sweep::Reboots => d.sweep_reboots().await,
             Sweep::Turns => d.settle_turns().await,
+            Sweep::Gates => d.settle_gates().await,
             Sweep::LongWaits => d.end_long_waits().await,
             Sweep::LeftSlots => d.reclaim_slots().await,
             Sweep::Room => d.measure_room().await,
+            Sweep::Cancelled => d.sweep_cancelled().await,
+            Sweep::PendingScale => d.redrive(Trigger::Sweep).await,
         }
     }
 }
@@ -171,11 +185,15 @@ impl Dispatcher {
             Sweep::Roster,
             Sweep::Reboots,
             Sweep::Turns,
+            Sweep::Gates,
             Sweep::LongWaits,
             Sweep::LeftSlots,
             Sweep::Room,
+            Sweep::Cancelled,
         ];
+        let on_demand = self.scaler.as_ref().map(|_| Sweep::PendingScale);
         all.into_iter()
+            .chain(on_demand)
             .map(|sweep| Arc::new(Entry { dispatcher: self.clone(), sweep }) as Arc<dyn Reconciler>)
             .collect()
     }
@@ -183,7 +201,7 @@ impl Dispatcher {
     /// Unanswered offers whose timer died with its process.
     async fn sweep_acks(self: &Arc<Self>) -> Result<u64, DispatchError> {
         let rows = self.store.queue_expired_acks(BATCH).await?;
-        let mut changed = 0;
+        let mut undone = Vec::new();
         for row in rows {
             let (job, Some(agent)) = (row.job_ref(), row.agent_id.clone()) else { continue };
             if self.registry.holder(job).is_some_and(|(_, _, tracked)| tracked.acked) {
@@ -191,16 +209,16 @@ impl Dispatcher {
             }
             let why = format!("agent {agent} did not answer the offer");
             if self.requeue_quietly(job, RequeueFrom::AwaitingAck(agent.clone()), &why, "ack_timeout").await {
-                changed += 1;
+                undone.push(job.job_id);
                 if let Some(local) = self.registry.agent(&agent) {
                     self.close_session(local.session_id, CloseReason::DispatchAckTimeout, &why, job).await;
                 }
             }
         }
-        if changed > 0 {
-            self.wake();
+        if !undone.is_empty() {
+            self.jobs_queued(&undone);
         }
-        Ok(changed)
+        Ok(undone.len() as u64)
     }
 
     async fn sweep_recoveries(self: &Arc<Self>) -> Result<u64, DispatchError> {
@@ -218,7 +236,16 @@ impl Dispatcher {
             let waited = self.clock.now().since(row.created_at).as_secs();
             let (reason, message) = match why {
                 Some(why) => (FailureReason::Unroutable, why),
-                None => (FailureReason::QueueExpired, format!("no agent took it within {waited} s")),
+                None => {
+                    let tried = row
+                        .last_provisioning_error
+                        .as_ref()
+                        .map(|error| format!("; an agent for it could not be started: {error}"));
+                    (
+                        FailureReason::QueueExpired,
+                        format!("no agent took it within {waited} s{}", tried.unwrap_or_default()),
+                    )
+                }
             };
             let (only_from, queue_status) = (vec![QueueStatus::Pending], QueueStatus::Expired);
             self.fail(FailRequest { job: row.job_ref(), only_from, queue_status, reason, message, retry: false }).await;
@@ -352,7 +379,8 @@ impl Dispatcher {
         let in_use = self.registry.tokens();
         let now = self.clock.now();
         let kept = in_use.iter().map(|(id, _, _)| *id).collect();
-        let reaped = self.store.agent_token_reap(now.minus(TOKENS_KEPT), kept).await?.len() as u64;
+        let claims = self.store.claims_reap(now.minus(CLAIMS_KEPT)).await?;
+        let reaped = self.store.agent_token_reap(now.minus(TOKENS_KEPT), kept).await?.len() as u64 + claims;
         if in_use.is_empty() {
             return Ok(reaped);
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kici_engine::scaling::Trigger;
 use kici_protocol::agent::JobCancel;
 use kici_protocol::agent::orchestrator_frame::Frame;
 use kici_protocol::close::CloseReason;
@@ -38,6 +39,8 @@ pub(crate) enum Timer {
     Cancel(JobRef),
     /// Agents that said "busy" may be asked again.
     Pauses,
+    /// Room for agents on demand came free.
+    Room,
 }
 
 impl Dispatcher {
@@ -69,6 +72,11 @@ impl Dispatcher {
             Timer::Outbox(job) => self.outbox_overdue(job).await,
             Timer::Recovery(job) => self.recovery_due(job).await,
             Timer::Cancel(job) => self.cancel_overdue(job).await,
+            Timer::Room => {
+                if let Err(error) = self.redrive(Trigger::Hook).await {
+                    tracing::warn!(%error, "waiting jobs could not be offered to the scaler");
+                }
+            }
             Timer::Pauses => {
                 if self.registry.end_pauses() {
                     self.wake();
@@ -129,7 +137,7 @@ impl Dispatcher {
         // Its slot stays taken until it has left: freed before, it would be filled at once.
         link.close(CloseReason::DispatchAckTimeout, format!("the offer of {} was not answered", job.job_id));
         self.session_over(link.session_id(), Some(job)).await;
-        self.wake();
+        self.jobs_queued(&[job.job_id]);
     }
 
     async fn outbox_overdue(self: &Arc<Self>, job: JobRef) {

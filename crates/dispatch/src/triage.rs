@@ -1,6 +1,7 @@
 //! Agents that are gone: what becomes of their jobs, at once, when the recovery window ends, and after a restart.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use kici_engine::ids::{AgentId, SessionId};
@@ -22,7 +23,7 @@ pub(crate) enum LateTriage {
     Fail(FailRequest),
     Cancel(JobRef),
     Rebooted(JobRef),
-    Recover { job: JobRef, agent_id: AgentId },
+    Recover { job: JobRef, agent_id: AgentId, window: Duration },
 }
 
 impl Dispatcher {
@@ -48,24 +49,33 @@ impl Dispatcher {
                 cancelling: job.cancelling,
                 rebooted: departed.reboot_job == Some(job.job.job_id),
             };
-            self.carry_out(job.job, &identity.agent_id, triage::triage(lost)).await;
+            self.carry_out(job.job, identity, triage::triage(lost)).await;
         }))
         .await;
         if let Err(error) = self.store.roster_disconnected(agent_id.clone()).await {
             tracing::warn!(agent = %agent_id, %error, "the end of a session could not be written");
+        }
+        if let Some(scaler) = self.scaler.as_ref().filter(|_| departed.identity.scaler_managed) {
+            scaler.disconnected(&agent_id, departed.jobs.iter().any(|job| job.started));
         }
         if !departed.jobs.is_empty() {
             self.wake();
         }
     }
 
-    async fn carry_out(self: &Arc<Self>, job: JobRef, agent: &AgentId, triage: Triage) {
+    /// How long an agent may be away from a job that it started.
+    pub(crate) fn window_of(&self, agent: &Identity) -> Duration {
+        if agent.scaler_managed { self.config.scaler_reconnect_grace } else { self.config.recovery_window }
+    }
+
+    async fn carry_out(self: &Arc<Self>, job: JobRef, identity: &Identity, triage: Triage) {
+        let agent = &identity.agent_id;
         match triage {
             Triage::Requeue => {
                 let why = format!("agent {agent} was lost before the job started");
                 self.requeue(job, RequeueFrom::NotStarted(agent.clone()), &why, "agent_lost").await;
             }
-            Triage::Recover => self.recover(job, agent.clone()).await,
+            Triage::Recover => self.recover(job, agent.clone(), self.window_of(identity)).await,
             Triage::Cancel => self.finish_cancelled(job).await,
             Triage::Succeed => self.finish_rebooted(job).await,
             Triage::Fail(reason) => {
@@ -120,21 +130,24 @@ impl Dispatcher {
                 return;
             }
         };
-        let rebooted = match &row.agent_id {
-            // A host takes longer to restart than an agent may be away; its jobs were handed out before this process began.
+        let host = match &row.agent_id {
             Some(agent) => match self.store.roster_get(agent.clone()).await {
-                Ok(host) => host.and_then(|host| host.reboot).is_some_and(|reboot| reboot.job == Some(job.job_id)),
+                Ok(host) => host,
                 Err(error) => {
                     tracing::warn!(job = %job.job_id, %error, "a recovery window ended unseen");
                     return;
                 }
             },
-            None => false,
+            None => None,
         };
+        let scaler_managed = host.as_ref().is_some_and(|host| host.scaler_managed);
+        // A host takes longer to restart than an agent may be away; its jobs were handed out before this process began.
+        let rebooted = host.and_then(|host| host.reboot).is_some_and(|reboot| reboot.job == Some(job.job_id));
         let started = row.started_at.is_some();
-        let lost = LostJob { scaler_managed: false, acked: true, started, cancelling, rebooted };
+        let lost = LostJob { scaler_managed, acked: true, started, cancelling, rebooted };
         let agent = row.agent_id.as_ref().map_or("unknown", AgentId::as_str);
-        let window = self.config.recovery_window.as_secs();
+        let window =
+            if scaler_managed { self.config.scaler_reconnect_grace } else { self.config.recovery_window }.as_secs();
         let what = triage::recovery_expired(lost);
         meters::recovered(match what {
             Triage::Cancel => "cancelled",
@@ -181,7 +194,9 @@ impl Dispatcher {
         for row in &rows {
             let job = row.job_ref();
             match (row.status, &row.agent_id) {
-                (QueueStatus::Dispatched, Some(agent)) => self.recover(job, agent.clone()).await,
+                (QueueStatus::Dispatched, Some(agent)) => {
+                    self.recover(job, agent.clone(), self.config.recovery_window).await;
+                }
                 (QueueStatus::Recovering, _) => {
                     let left = row.recovery_deadline.map_or_else(Default::default, |deadline| deadline.since(now));
                     self.deadlines.set(Timer::Recovery(job), Instant::now() + left);
@@ -214,7 +229,7 @@ impl Dispatcher {
                 LateTriage::Fail(request) => self.fail(request).await,
                 LateTriage::Cancel(job) => self.finish_cancelled(job).await,
                 LateTriage::Rebooted(job) => self.finish_rebooted(job).await,
-                LateTriage::Recover { job, agent_id } => self.recover(job, agent_id).await,
+                LateTriage::Recover { job, agent_id, window } => self.recover(job, agent_id, window).await,
             }
         }
         count

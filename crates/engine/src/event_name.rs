@@ -10,6 +10,8 @@ pub const JOB_COMPLETE: &str = "__job_complete";
 pub const SCHEDULE_FIRE: &str = "__schedule_fire";
 /// The registered workflows of a repository changed.
 pub const REGISTRATION_UPDATED: &str = "__registration_updated";
+/// Runs failed in a window of time.
+pub const WORKFLOWS_FAILED_BATCH: &str = "__workflows_failed_batch";
 /// What `lifecycle` triggers may name.
 pub const LIFECYCLE: [&str; 4] = ["job_complete", "job_failed", "registration_updated", "workflow_complete"];
 
@@ -58,7 +60,9 @@ mod tests {
         for bad in ["", "A", "-a", "a b", "a/b", "ä", "_a", &"x".repeat(129)] {
             assert!(matches!(check(bad), Err(EventNameError::Form(_))), "{bad}");
         }
-        for reserved in [WORKFLOW_COMPLETE, JOB_COMPLETE, SCHEDULE_FIRE, "kici.scaler.scale-up", "__x"] {
+        for reserved in
+            [WORKFLOW_COMPLETE, JOB_COMPLETE, SCHEDULE_FIRE, WORKFLOWS_FAILED_BATCH, "kici.scaler.scale-up", "__x"]
+        {
             assert!(matches!(check(reserved), Err(EventNameError::Reserved(_))), "{reserved}");
         }
     }

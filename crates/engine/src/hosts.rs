@@ -142,7 +142,8 @@ pub fn targets<'a>(matcher: &HostMatcher, include_uninitialized: bool, hosts: &'
 /// The labels that the agent of a fanned-out job must have: the group that the host satisfies now, else the first.
 pub fn pinned_selector(selector: &HostSelector, labels: &LabelSet) -> Selector {
     let group = HostMatcher::compile(selector).ok().and_then(|matcher| matcher.group(labels)).unwrap_or_default();
-    Selector { labels: selector.include.get(group).cloned().unwrap_or_default(), exclude: selector.exclude.clone() }
+    let labels = selector.include.get(group).cloned().unwrap_or_default();
+    Selector { labels, exclude: selector.exclude.clone(), ..Selector::default() }
 }
 
 /// What becomes of a job on its host.

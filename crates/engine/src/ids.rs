@@ -108,6 +108,12 @@ ids! {
     TokenId, "token", "tok_";
     /// One statement that a repository may start workflows of another one.
     TrustId, "event trust", "trs_";
+    /// One artifact of a run.
+    ArtifactId, "artifact", "art_";
+    /// One entry of a cache.
+    CacheEntryId, "cache entry", "cac_";
+    /// One upload of a job.
+    UploadId, "upload", "upl_";
     /// One control session of an agent.
     SessionId, "session", "ses_";
 }

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 use crate::check::CheckMode;
 use crate::hosts::Fanout;
-use crate::lock::{Composite, Group, Hooks, Step, Value};
+use crate::lock::{Artifacts, Cache, Composite, Container, Group, Hooks, Resources, Service, Step, Value};
 
 /// The `spec_json` of a `JobOffer`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,12 @@ pub struct JobSpec {
     /// Commands that prepare the job before its first step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub init: Vec<Step>,
+    /// Files that are restored before the first step and saved after the last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<Cache>,
+    /// Files that it takes from other jobs and hands over.
+    #[serde(default, skip_serializing_if = "Artifacts::is_empty")]
+    pub artifacts: Artifacts,
     /// The steps, as in the lock.
     pub steps: Vec<Step>,
     /// The groups that steps form.
@@ -40,11 +46,23 @@ pub struct JobSpec {
     /// How the run ended, for the job of a workflow's hooks: `success`, `failed` or `cancelled`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
+    /// The container of its steps, rendered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+    /// Containers beside it, rendered, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<String, Service>,
+    /// What it may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
     /// Templates of the job's outputs.
     pub outputs: BTreeMap<String, Value>,
     /// Its place in a fan-out over hosts; `KICI_FANOUT_*` in its steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fanout: Option<Fanout>,
+    /// Its only step makes other jobs: it writes them to `$KICI_JOBS`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub generate: bool,
     /// What expressions see: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`, `fanout`. The
     /// agent adds `agent`, `env`, `steps` and `job`.
     pub context: BTreeMap<String, Json>,

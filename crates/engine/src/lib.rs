@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod check;
 pub mod comment;
 pub mod compile;
@@ -15,6 +16,7 @@ pub mod expr;
 pub mod hosts;
 pub mod ids;
 pub mod inputs;
+pub mod invoke;
 pub mod jobspec;
 pub mod labels;
 pub mod lock;
@@ -26,6 +28,7 @@ pub mod pattern;
 pub mod plan;
 pub mod repository;
 pub mod requires;
+pub mod scaling;
 pub mod schema;
 pub mod size;
 pub mod state;

@@ -12,11 +12,22 @@ use serde::{Deserialize, Serialize};
 use crate::hosts::{HostSelector, OnUnreachable};
 use crate::state::{FailureClass, JobStatus};
 
+mod cache;
+mod container;
+mod dynamic;
 mod git;
+mod protection;
 mod step;
 mod trigger;
 
+pub use cache::{Artifacts, Cache, Download, IfEmpty, KeepWhen, Upload};
+pub use container::{
+    Amounts, Container, ContainerOptions, HARMLESS_CAPABILITIES, Health, MAX_PORTS, MAX_SERVICES, Port, Pull,
+    RegistryCredentials, Resources, Service, is_image, service_variable,
+};
+pub use dynamic::{Allow, Generate, GroupNeed, Invoke, MAX_GENERATED_BYTES, MAX_GENERATED_JOBS};
 pub use git::{CredentialMaterial, GitAccess, GitCredentials, MAX_NAMED, Material, NamedCredential};
+pub use protection::{Approval, ApprovalWhen, Approver, Environments, Secrets};
 pub use step::{
     Action, Backoff, Check, Composite, Emit, Group, Hooks, MAX_HOOK_MS, MAX_RUN_HOOKS_MS, Probe, RUN_HOOKS_JOB,
     Requirement, Rule, Step, StepRetry, WaitFor,
@@ -90,6 +101,12 @@ pub struct Workflow {
     /// Environment of every step.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Value>,
+    /// Secrets in the environment of every step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: Secrets,
+    /// Who must agree before any job runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approval>,
     /// Limit of the whole run, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
@@ -177,7 +194,16 @@ pub struct Job {
     /// The jobs it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Need>,
-    /// Which agents may run it; empty with `runs_on_all`.
+    /// The groups of generated jobs it waits for, as far as they are not known; known ones are in `needs`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs_groups: Vec<GroupNeed>,
+    /// Its step makes other jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generate: Option<Generate>,
+    /// It starts other workflows and has no steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub invoke: Option<Invoke>,
+    /// Which agents may run it; empty with `runs_on_all` and `invoke`.
     #[serde(default, skip_serializing_if = "Selector::is_empty")]
     pub runs_on: Selector,
     /// Once on each of these hosts.
@@ -207,12 +233,30 @@ pub struct Job {
     /// Environment of its steps.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Value>,
+    /// Where it deploys to: brings rules, variables and secrets.
+    #[serde(default, skip_serializing_if = "Environments::is_empty")]
+    pub environments: Environments,
+    /// Secrets in the environment of its steps.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: Secrets,
+    /// Who must agree before it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approval>,
     /// Whether and how the commit is checked out.
     #[serde(default)]
     pub checkout: Checkout,
     /// The git credentials of its steps; absent is the default of [`GitCredentials`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub git_credentials: Option<GitCredentials>,
+    /// The container of its steps; absent: they run on the agent's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+    /// Containers beside it, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<String, Service>,
+    /// What it needs and may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
     /// Named results for the jobs that need this one; templates over `steps`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub outputs: BTreeMap<String, Value>,
@@ -231,7 +275,13 @@ pub struct Job {
     /// Commands that prepare it after the checkout and before the first step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub init: Vec<Step>,
-    /// Its steps, at least one but for the job of a workflow's hooks.
+    /// Files that are restored before the first step and saved after the last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<Cache>,
+    /// Files that it takes from other jobs and hands over.
+    #[serde(default, skip_serializing_if = "Artifacts::is_empty")]
+    pub artifacts: Artifacts,
+    /// Its steps, at least one but for the job of a workflow's hooks and one with `invoke`.
     pub steps: Vec<Step>,
     /// The groups that its steps form.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -253,6 +303,9 @@ impl Job {
             description: None,
             source,
             needs: Vec::new(),
+            needs_groups: Vec::new(),
+            generate: None,
+            invoke: None,
             runs_on,
             runs_on_all: None,
             on_unreachable: OnUnreachable::default(),
@@ -263,14 +316,22 @@ impl Job {
             condition: None,
             rules: Vec::new(),
             env: BTreeMap::new(),
+            environments: Environments::default(),
+            secrets: Secrets::new(),
+            approval: None,
             checkout: Checkout::default(),
             git_credentials: None,
+            container: None,
+            services: BTreeMap::new(),
+            resources: None,
             outputs: BTreeMap::new(),
             timeout_ms: None,
             grace_period_ms: None,
             concurrency: None,
             retry: None,
             init: Vec::new(),
+            cache: Vec::new(),
+            artifacts: Artifacts::default(),
             steps: Vec::new(),
             groups: Vec::new(),
             composites: Vec::new(),
@@ -291,6 +352,16 @@ pub struct Need {
     pub job: String,
     /// Terminal statuses that satisfy the edge.
     pub run_on: Vec<JobStatus>,
+    /// The group of generated jobs that the edge is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+impl Need {
+    /// An edge that is written as one.
+    pub fn on(job: impl Into<String>, run_on: impl Into<Vec<JobStatus>>) -> Self {
+        Self { job: job.into(), run_on: run_on.into(), group: None }
+    }
 }
 
 /// Which agents may run a job: all `labels` present, no `exclude` present.
@@ -301,6 +372,26 @@ pub struct Selector {
     /// None may hit a label of the agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<Matcher>,
+    /// Which of several agents that are free takes the job.
+    #[serde(default, skip_serializing_if = "Pick::is_default")]
+    pub pick: Pick,
+}
+
+/// Which of several free agents takes a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Pick {
+    /// The first by name: the same job goes to the same agent as long as that is free.
+    #[default]
+    Deterministic,
+    /// Whichever the load says.
+    Any,
+}
+
+impl Pick {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Selector {
@@ -356,11 +447,26 @@ pub struct Checkout {
     pub enabled: bool,
     /// Commits of history; 0 is all.
     pub depth: u32,
+    /// With the submodules, and theirs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub submodules: bool,
+    /// With the files that lie in git LFS.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lfs: bool,
+    /// With all tags.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tags: bool,
+    /// Below the workspace; the workspace itself otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<Value>,
+    /// Another branch, tag or commit than the run's.
+    #[serde(default, rename = "ref", skip_serializing_if = "Option::is_none")]
+    pub git_ref: Option<Value>,
 }
 
 impl Default for Checkout {
     fn default() -> Self {
-        Self { enabled: true, depth: 1 }
+        Self { enabled: true, depth: 1, submodules: false, lfs: false, tags: false, path: None, git_ref: None }
     }
 }
 

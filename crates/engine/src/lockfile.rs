@@ -13,6 +13,7 @@ use crate::lock::{
     Action, BREAKING_FLOOR, Generator, Job, LockDocument, MAX_HOOK_MS, Matcher, SCHEMA_VERSION, Selector, Step,
     Workflow,
 };
+use crate::state::JobStatus;
 use crate::{needs, trigger};
 
 /// Largest document, in bytes.
@@ -142,14 +143,24 @@ pub fn check_workflow(workflow: &Workflow) -> Result<(), String> {
     for one in &workflow.triggers {
         trigger::validate(one).map_err(|error| error.to_string())?;
     }
+    let mut makers: BTreeMap<&str, &str> = BTreeMap::new();
+    for (job, generate) in workflow.jobs.iter().filter_map(|job| Some((job, job.generate.as_ref()?))) {
+        if makers.insert(&generate.group, &job.name).is_some() {
+            return Err(format!("group `{}` is made by two jobs", generate.group));
+        }
+    }
     let mut edges: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for job in &workflow.jobs {
-        let needed = job.needs.iter().map(|need| need.job.as_str()).collect();
+        let groups = job.needs_groups.iter().filter_map(|need| makers.get(need.group.as_str()).copied());
+        let needed = job.needs.iter().map(|need| need.job.as_str()).chain(groups).collect();
         if edges.insert(&job.name, needed).is_some() {
             return Err(format!("job `{}` is there twice", job.name));
         }
     }
     for job in &workflow.jobs {
+        if let Some(need) = job.needs_groups.iter().find(|need| !makers.contains_key(need.group.as_str())) {
+            return Err(format!("job `{}`: it needs unknown group `{}`", job.name, need.group));
+        }
         check_job(job, &edges).map_err(|problem| format!("job `{}`: {problem}", job.name))?;
     }
     match needs::find_cycle(&edges) {
@@ -164,16 +175,22 @@ fn check_job(job: &Job, known: &BTreeMap<&str, Vec<&str>>) -> Result<(), String>
     if !job.is_run_hooks() && (!starts || job.name.len() > 64 || !job.name.chars().all(legal)) {
         return Err("its name is not `[a-z0-9][a-z0-9_-]{0,63}`".to_owned());
     }
-    if job.steps.is_empty() && !job.is_run_hooks() {
+    if job.steps.is_empty() && !job.is_run_hooks() && job.invoke.is_none() {
         return Err("it has no steps".to_owned());
     }
+    check_dynamic(job)?;
     check_steps(job)?;
     if let Some(need) = job.needs.iter().find(|need| !known.contains_key(need.job.as_str())) {
         return Err(format!("it needs unknown job `{}`", need.job));
     }
-    let open = |need: &&crate::lock::Need| need.run_on.is_empty() || need.run_on.iter().any(|s| !s.is_terminal());
-    if let Some(need) = job.needs.iter().find(open) {
-        return Err(format!("its need on `{}` names no statuses, or one that is not final", need.job));
+    let open = |run_on: &[JobStatus]| run_on.is_empty() || run_on.iter().any(|s| !s.is_terminal());
+    let of_jobs = job.needs.iter().map(|need| (&need.job, &need.run_on));
+    let of_groups = job.needs_groups.iter().map(|need| (&need.group, &need.run_on));
+    if let Some((name, _)) = of_jobs.chain(of_groups).find(|(_, run_on)| open(run_on)) {
+        return Err(format!("its need on `{name}` names no statuses, or one that is not final"));
+    }
+    if job.invoke.is_some() {
+        return Ok(());
     }
     if let Some(hosts) = &job.runs_on_all {
         return HostMatcher::compile(hosts).map(|_| ()).map_err(|error| format!("runs_on_all: {error}"));
@@ -186,8 +203,30 @@ fn check_job(job: &Job, known: &BTreeMap<&str, Vec<&str>>) -> Result<(), String>
         };
         list.iter().map(stand_in).collect()
     };
-    let selector = Selector { labels: fixed(&job.runs_on.labels), exclude: fixed(&job.runs_on.exclude) };
+    let selector =
+        Selector { labels: fixed(&job.runs_on.labels), exclude: fixed(&job.runs_on.exclude), ..Selector::default() };
     CompiledSelector::compile(&selector).map(|_| ()).map_err(|error| format!("runs_on: {error}"))
+}
+
+/// Generators that have made nothing yet and are one script; jobs with `invoke` that have no steps.
+fn check_dynamic(job: &Job) -> Result<(), String> {
+    if job.needs.iter().any(|need| need.group.is_some()) {
+        return Err("a need names a group that only a run can know".to_owned());
+    }
+    if let Some(generate) = &job.generate {
+        let script = matches!(&job.steps[..], [Step { action: Action::Run(_), group: None, composite: None, .. }]);
+        if !script || generate.members.is_some() || job.matrix.is_some() || job.runs_on_all.is_some() {
+            return Err(
+                "a job that makes jobs is one script, without matrix, hosts or jobs that it has made".to_owned()
+            );
+        }
+    }
+    match &job.invoke {
+        Some(_) if !job.steps.is_empty() || job.generate.is_some() || job.runs_on_all.is_some() => {
+            Err("a job that starts workflows has no steps and no hosts".to_owned())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Groups that exist and lie together; hooks within their limit; hooks and init that are scripts and nothing more.
@@ -336,6 +375,9 @@ mod tests {
             (lock(json!([workflow(&[job("a", &[])]), workflow(&[job("a", &[])])])), "its name is taken"),
             (lock(json!([pattern])), "push trigger, `branches`: pattern"),
             (with("steps", json!([])), "it has no steps"),
+            (with("generate", json!({"group": "g", "members": ["x"]})), "is one script"),
+            (with("invoke", json!({"event": {"static": "go"}, "payload": {}})), "has no steps and no hosts"),
+            (with("needs_groups", json!([{"group": "g", "run_on": ["success"]}])), "unknown group `g`"),
             (with("runs_on", json!({"labels": []})), "asks for no label"),
             (with("runs_on", json!({"labels": ["linux"]})), "cannot be read"),
             (with("needs", json!([{"job": "a", "run_on": ["running"]}])), "not final"),

@@ -52,7 +52,7 @@ pub fn aggregate(children: impl IntoIterator<Item = JobStatus>) -> Option<JobSta
 ///
 /// An unmet edge skips the job at once, whatever the other edges still wait for; of several the first by name is the reason,
 /// so that the order of the edges has no effect. An edge with an empty set, which no lock of ours holds, means success.
-pub fn decide(edges: &[Need], status_of: impl Fn(&str) -> Option<JobStatus>) -> Verdict {
+pub fn decide<'a>(edges: impl IntoIterator<Item = &'a Need>, status_of: impl Fn(&str) -> Option<JobStatus>) -> Verdict {
     let mut open = false;
     let mut unmet: Option<(&str, JobStatus)> = None;
     for edge in edges {

@@ -15,14 +15,19 @@ use crate::hosts::{DEFAULT_MAX_HOSTS, Fanout, Host, HostMatcher, HostSelector, t
 use crate::ids::{AgentId, RunId};
 use crate::lock::{Job, Matrix, MatrixTable, Need, Selector, Value, Workflow};
 use crate::matrix::{self, Variant};
-use crate::state::{FailureReason, JobStatus};
+use crate::state::{FailureReason, JobStatus, words};
 
 mod activate;
+mod containers;
 mod context;
+mod gates;
+mod members;
 
 use activate::broken_rules;
-pub use activate::{activate, input_variables, job_spec};
+pub use activate::{activate, checkout_of, input_variables, job_spec};
 pub use context::{context, wants_payload};
+pub use gates::held_back;
+pub use members::{merge, plan_members};
 
 use context::{json, rendered};
 
@@ -158,6 +163,20 @@ pub enum Activation {
         /// It must get a slot of this group first.
         slot: Option<SlotAsk>,
     },
+    /// Emits an event of this name for the workflows of its repository and waits for the runs that it starts.
+    Invoke {
+        /// Its name.
+        event: String,
+        /// Its document.
+        payload: serde_json::Value,
+        /// It must get a slot of this group first.
+        slot: Option<SlotAsk>,
+    },
+    /// Does not run until somebody lets it.
+    Hold {
+        /// For people.
+        reason: String,
+    },
     /// Does not run: its condition is false.
     Skip {
         /// For people.
@@ -200,6 +219,10 @@ pub struct JobPlan {
     pub display_name: String,
     /// Edges, one per needed base name.
     pub needs: Vec<Need>,
+    /// Edges to groups whose jobs do not exist yet.
+    pub groups: Vec<GroupEdge>,
+    /// What it does, where it does not run steps only.
+    pub kind: Option<JobKind>,
     /// When it starts.
     pub start: Start,
     /// How many variants may run at once.
@@ -208,6 +231,38 @@ pub struct JobPlan {
     pub fail_fast: bool,
     /// Limit from the start of the checkout, in milliseconds.
     pub timeout_ms: Option<u64>,
+}
+
+/// A need on the jobs of a group that do not exist yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupEdge {
+    /// The group.
+    pub group: String,
+    /// Key of the job that makes its jobs.
+    pub generator: String,
+    /// Statuses that satisfy it.
+    pub run_on: Vec<JobStatus>,
+}
+
+words! {
+    /// A job that does more, or other things, than running steps.
+    JobKind("job kind") {
+        /// Makes other jobs.
+        Generate = "generate",
+        /// Starts other workflows and waits for them; no agent has it.
+        Invoke = "invoke",
+    }
+}
+
+impl JobKind {
+    /// The kind of a job of a workflow.
+    pub fn of(job: &Job) -> Option<Self> {
+        match (&job.generate, &job.invoke) {
+            (Some(_), _) => Some(Self::Generate),
+            (None, Some(_)) => Some(Self::Invoke),
+            (None, None) => None,
+        }
+    }
 }
 
 /// A run to create.
@@ -389,7 +444,9 @@ fn plan_job(workflow: &Workflow, index: usize, part: Part, fault: Option<Fault>,
     }
     let start = match fault {
         Some((reason, message)) => Start::Now(Activation::Fail { reason, message }),
-        None if job.needs.is_empty() && fanout.is_none() => Start::Now(activate::decide(workflow, job, context, None)),
+        None if job.needs.is_empty() && job.needs_groups.is_empty() && fanout.is_none() => {
+            Start::Now(activate::decide(workflow, job, context, None))
+        }
         None => Start::AfterNeeds,
     };
     JobPlan {
@@ -401,6 +458,18 @@ fn plan_job(workflow: &Workflow, index: usize, part: Part, fault: Option<Fault>,
         matrix,
         fanout,
         needs: job.needs.clone(),
+        groups: job
+            .needs_groups
+            .iter()
+            .map(|need| GroupEdge {
+                group: need.group.clone(),
+                // The compiler lets no group through that nobody makes.
+                generator: members::generator_of(workflow, &need.group)
+                    .map_or_else(String::new, |job| job.name.clone()),
+                run_on: need.run_on.clone(),
+            })
+            .collect(),
+        kind: JobKind::of(job),
         start,
         max_parallel: job.max_parallel,
         fail_fast: job.fail_fast,

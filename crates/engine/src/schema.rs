@@ -5,7 +5,11 @@ use serde_json::{Value as Json, json};
 
 use crate::compile::keys::{self, KeySet};
 
+mod containers;
+mod dynamic;
+mod kept;
 mod on;
+mod protection;
 
 /// Where the published schema says it lives.
 const ID: &str = "https://kici.dev/schema/workflow.json";
@@ -43,6 +47,7 @@ fn definitions() -> Json {
         "template": {"type": ["string", "number", "boolean"], "description": "Text, may hold ${{ expression }}"},
         "condition": {"type": ["string", "boolean"], "description": "A CEL expression without ${{ }}"},
         "duration": {"type": "string", "pattern": "^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?$", "examples": ["90s", "30m", "1h30m"]},
+        "size": {"type": "string", "pattern": "^[0-9]+([KMGT]i)?B$", "examples": ["512MiB", "4GiB"]},
         "strings": {"anyOf": [{"$ref": "#/$defs/scalar"}, {"type": "array", "items": {"$ref": "#/$defs/scalar"}}]},
         "env": {
             "type": "object",
@@ -50,9 +55,16 @@ fn definitions() -> Json {
             "additionalProperties": {"$ref": "#/$defs/template"},
         },
         "concurrency": concurrency(),
+        "cache": kept::cache(),
+        "artifacts": kept::artifacts(),
         "labels": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]},
         "runs_on": {"anyOf": [{"$ref": "#/$defs/labels"}, object(&keys::RUNS_ON, &["labels"], |key| match key {
             "labels" => reference("labels", "Labels that an agent must have, all of them"),
+            "pick" => json!({
+                "enum": ["deterministic", "any"],
+                "default": "deterministic",
+                "description": "Of several free agents the first by name, or the least busy",
+            }),
             _ => reference("labels", "Labels that an agent must not have"),
         })]},
         "runs_on_all": {"anyOf": [{"$ref": "#/$defs/labels"}, object(&keys::RUNS_ON_ALL, &["include"], |key| match key {
@@ -81,7 +93,10 @@ fn definitions() -> Json {
         },
         "conditions": {"type": "object", "description": "JSONPath to a value, a list of values or /regex/"},
         "job": object(&keys::JOB, &[], job_key),
-        "need": {"anyOf": [{"type": "string"}, object(&keys::NEED, &["job"], need_key)]},
+        "need": {"anyOf": [{"type": "string"}, need()]},
+        "secrets": protection::secrets(),
+        "approval": protection::approval(&keys::APPROVAL),
+        "step_approval": protection::approval(&keys::STEP_APPROVAL),
         "matrix": {"anyOf": [
             {"type": "string", "pattern": "^\\$\\{\\{"},
             {"type": "array", "items": {"$ref": "#/$defs/scalar"}},
@@ -96,6 +111,7 @@ fn definitions() -> Json {
         ]},
         "step": {"anyOf": [{"type": "string"}, step()]},
         "script": {"type": ["string", "boolean", "number"]},
+        "container": containers::container(),
         "rules": {"type": "array", "items": object(&keys::RULE, &["if"], |key| match key {
             "if" => reference("condition", "Must hold"),
             _ => json!({"type": "string", "description": "What it asks for; shown when it does not hold"}),
@@ -120,6 +136,8 @@ fn workflow_key(key: &str) -> Json {
         "run_name" => reference("template", "Title of a run"),
         "on" => reference("on", "What starts the workflow"),
         "if" => reference("condition", "False: no run"),
+        "secrets" => reference("secrets", "Secrets in the environment of every step"),
+        "approval" => reference("approval", "Who must agree before any job runs"),
         "requires" => json!({
             "type": "array",
             "description": "Tests on files of the commit; all must hold, else there is no run",
@@ -152,6 +170,8 @@ fn defaults_key(key: &str) -> Json {
         "shell" => reference("shell", "Runs the scripts"),
         "working_directory" => reference("template", "Below the workspace"),
         "timeout" => reference("duration", "Limit of each job and each step"),
+        "container" => reference("container", "The container of each job"),
+        "retry" => retry(),
         _ => reference("env", "Environment of every job"),
     }
 }
@@ -159,6 +179,7 @@ fn defaults_key(key: &str) -> Json {
 fn need_key(key: &str) -> Json {
     match key {
         "job" => json!({"type": "string", "description": "Name of a job"}),
+        "group" => json!({"type": "string", "description": "Group of generated jobs, all of them"}),
         _ => json!({
             "description": "When its end lets this job run",
             "anyOf": [
@@ -182,6 +203,8 @@ fn job_key(key: &str) -> Json {
             "anyOf": [{"$ref": "#/$defs/need"}, {"type": "array", "items": {"$ref": "#/$defs/need"}}],
         }),
         "if" => reference("condition", "Asked when the needs are met; false: skipped"),
+        "cache" => reference("cache", "Restored before the first step, saved after the last"),
+        "artifacts" => reference("artifacts", "Taken before the first step, handed over after the last"),
         "init" => json!({
             "description": "Prepares the job before its first step",
             "anyOf": [{"const": false}, {"$ref": "#/$defs/init"}, {"type": "array", "items": {"$ref": "#/$defs/init"}}],
@@ -206,6 +229,11 @@ fn job_key(key: &str) -> Json {
             json!({"type": "boolean", "description": "After the first failure no other variant or host starts"})
         }
         "env" => reference("env", "Environment of its steps"),
+        "environment" => protection::environment(),
+        "secrets" => reference("secrets", "Secrets in the environment of its steps"),
+        "approval" => reference("approval", "Who must agree before it runs"),
+        "generate" => dynamic::generate(),
+        "invoke" => dynamic::invoke(),
         "outputs" => json!({
             "type": "object",
             "description": "Results for the jobs that need this one",
@@ -217,11 +245,12 @@ fn job_key(key: &str) -> Json {
         "grace_period" => reference("duration", "From TERM to KILL on cancel"),
         "checkout" => json!({
             "description": "Whether and how the commit is checked out",
-            "anyOf": [{"type": "boolean"}, object(&keys::CHECKOUT, &[], |_| {
-                json!({"type": "integer", "minimum": 0, "description": "Commits of history; 0 is all"})
-            })],
+            "anyOf": [{"type": "boolean"}, object(&keys::CHECKOUT, &[], checkout_key)],
         }),
         "git_credentials" => git_credentials(),
+        "container" => reference("container", "The container of its steps"),
+        "services" => containers::services(),
+        "resources" => containers::resources(),
         "run" => json!({"type": "string", "description": "One script, instead of steps"}),
         _ => json!({
             "type": "array",
@@ -231,6 +260,25 @@ fn job_key(key: &str) -> Json {
             "maxItems": 256,
         }),
     }
+}
+
+fn checkout_key(key: &str) -> Json {
+    let flag = |what: &str| json!({"type": "boolean", "default": false, "description": what});
+    match key {
+        "depth" => json!({"type": "integer", "minimum": 0, "description": "Commits of history; 0 is all"}),
+        "submodules" => flag("With its submodules, and theirs"),
+        "lfs" => flag("With the files that lie in git LFS"),
+        "tags" => flag("With all tags"),
+        "path" => reference("template", "Below the workspace; the workspace itself if absent"),
+        _ => reference("template", "Another branch, tag or commit than the run's"),
+    }
+}
+
+/// A job or a group, and when.
+fn need() -> Json {
+    let mut need = object(&keys::NEED, &[], need_key);
+    need["oneOf"] = json!([{"required": ["job"]}, {"required": ["group"]}]);
+    need
 }
 
 fn git_credentials() -> Json {
@@ -382,6 +430,7 @@ fn step_key(key: &str) -> Json {
         "emit" => emit(),
         "parallel" => parallel(),
         "hooks" => hooks(&keys::STEP_HOOKS),
+        "cache" => reference("cache", "Restored before it, saved after it"),
         "id" => {
             json!({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_-]{0,63}$", "description": "Names its outputs"})
         }
@@ -389,6 +438,8 @@ fn step_key(key: &str) -> Json {
         "run" => json!({"type": ["string", "boolean", "number"], "description": "The script; no ${{ }} in it"}),
         "shell" => reference("shell", "Runs the script"),
         "env" => reference("env", "Environment of this step"),
+        "secrets" => reference("secrets", "Secrets in the environment of this step"),
+        "approval" => reference("step_approval", "Who must agree before it runs"),
         "if" => reference("condition", "False: skipped; success() is implied"),
         "working_directory" => reference("template", "Below the workspace"),
         "timeout" => reference("duration", "Limit of this step"),

@@ -341,6 +341,10 @@ reasons! {
     InitFailed = "init_failed" => User,
     /// An expression could not be evaluated.
     ExprError = "expr_error" => User,
+    /// The jobs that a generator made cannot be used, or it made none.
+    DynamicEval = "dynamic_eval" => User,
+    /// A workflow that it started did not succeed, or nobody listens to its event.
+    InvokeFailed = "invoke_failed" => User,
     /// A check found drift.
     DriftDetected = "drift_detected" => User,
     /// A step ran longer than its limit.
@@ -403,6 +407,10 @@ reasons! {
     LockDrift = "lock_drift" => Policy,
     /// The job is no longer part of the workflow.
     DriftDropped = "drift_dropped" => Policy,
+    /// It asks for something that cannot be given here.
+    NotSupported = "not_supported" => Policy,
+    /// A workflow that it wanted to start was refused.
+    InvokeRefused = "invoke_refused" => Policy,
     /// A credential was refused.
     CredentialRefused = "credential_refused" => Policy,
 }
@@ -524,7 +532,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
         #[test]
-        fn random_walks_follow_the_table_and_stop_at_terminal_states(
+        fn acceptance_23_random_walks_follow_the_table_and_stop_at_terminal_states(
             events in proptest::collection::vec(proptest::sample::select(JobEvent::ALL), 0..12)
         ) {
             let mut state = JobStatus::Pending;

@@ -100,6 +100,8 @@ fn status(job: &JobPlan) -> JobStatus {
     match job.start {
         Start::AfterNeeds => JobStatus::Pending,
         Start::Now(Activation::Enqueue { .. }) => JobStatus::Queued,
+        Start::Now(Activation::Invoke { .. }) => JobStatus::Running,
+        Start::Now(Activation::Hold { .. }) => JobStatus::Held,
         Start::Now(Activation::Skip { .. }) => JobStatus::Skipped,
         Start::Now(Activation::Fail { .. }) => JobStatus::Failed,
     }

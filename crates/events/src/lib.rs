@@ -15,6 +15,7 @@ mod manual;
 mod planner;
 pub mod ports;
 mod registrations;
+mod registry;
 mod runs;
 mod sources;
 mod trace;

@@ -102,8 +102,8 @@ impl Planner {
             .and_then(declared_inputs)
             .ok_or_else(|| ManualError::NotManual(workflow.name.clone()))?;
         event.inputs = inputs::validate(declared, &manual.inputs).map_err(ManualError::Inputs)?;
-        if let Some(reason) = crate::planner::unmet(&*forge, &repo, &head.sha, &workflow).await {
-            return Err(ManualError::Declined(reason));
+        if let Some(unmet) = crate::planner::unmet(&*forge, &repo, &head.sha, &workflow).await {
+            return Err(ManualError::Declined(unmet.into_text()));
         }
         let id = RunId::mint(&*self.ids);
         let fleet = self.fleet(&workflow).await?;

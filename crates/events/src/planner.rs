@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use crate::compiled::{Commit, CommitKey, CompileCache};
 use crate::registrations::Heads;
+use crate::registry::Registry;
 use crate::runs::{Cause, Origin, RunMaker};
 use crate::sources::{OpenSource, SourceBook};
 use crate::trace::Trace;
@@ -74,6 +75,7 @@ pub struct Planner {
     pub(crate) ids: Arc<dyn IdSource>,
     pub(crate) config: PlannerConfig,
     compiled: CompileCache,
+    pub(crate) registry: Registry,
 }
 
 /// The parts of a decision that grow while it is made.
@@ -82,6 +84,8 @@ pub(crate) struct Decision {
     pub runs: Vec<NewRun>,
     pub notes: Vec<String>,
     pub matched: u32,
+    /// Why workflows that matched did not start though nothing that they say forbids it.
+    pub refused: Vec<String>,
     pub invalid: bool,
     /// The lock document cannot be used.
     pub corrupt: bool,
@@ -105,10 +109,19 @@ impl Decision {
             runs: Vec::new(),
             notes: Vec::new(),
             matched: 0,
+            refused: Vec::new(),
             invalid: false,
             corrupt: false,
             heads: Heads::new(),
         }
+    }
+}
+
+impl Decision {
+    /// Notes why a workflow that should run does not.
+    pub(crate) fn refuse(&mut self, why: String) {
+        self.refused.push(why.clone());
+        self.notes.push(why);
     }
 }
 
@@ -122,7 +135,8 @@ impl Planner {
         config: PlannerConfig,
     ) -> Self {
         let compiled = CompileCache::new(config.cache_entries);
-        Self { store, sources, clock, ids, config, compiled }
+        let registry = Registry::new(store.clone());
+        Self { store, sources, clock, ids, config, compiled, registry }
     }
 
     /// Decides what `work`, a delivery of `source`, causes.
@@ -296,9 +310,16 @@ impl Planner {
     ) -> Result<(), Retry> {
         let workflow = &resolved.workflow;
         decision.matched += 1;
-        if let Some(reason) = unmet(forge, origin.repo, origin.sha, workflow).await {
-            decision.notes.push(format!("{}: {reason}", workflow.name));
-            return Ok(());
+        match unmet(forge, origin.repo, origin.sha, workflow).await {
+            None => {}
+            Some(Unmet::No(reason)) => {
+                decision.notes.push(format!("{}: {reason}", workflow.name));
+                return Ok(());
+            }
+            Some(Unmet::Unknown(reason)) => {
+                decision.refuse(format!("{}: {reason}", workflow.name));
+                return Ok(());
+            }
         }
         match run_inputs(workflow, matched.trigger, event) {
             Ok(inputs) if inputs == event.inputs => self.plan(decision, origin, resolved, event, matched.kind).await,
@@ -308,7 +329,7 @@ impl Planner {
             }
             Err(faults) => {
                 let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-                decision.notes.push(format!("{}: {}", workflow.name, faults.join("; ")));
+                decision.refuse(format!("{}: {}", workflow.name, faults.join("; ")));
                 Ok(())
             }
         }
@@ -338,7 +359,7 @@ impl Planner {
             Ok(Planned::Declined { reason }) => decision.notes.push(format!("{}: {reason}", workflow.name)),
             Err(error) => {
                 decision.invalid = true;
-                decision.notes.push(error.to_string());
+                decision.refuse(error.to_string());
             }
         }
         Ok(())
@@ -393,8 +414,25 @@ impl Changed<'_> {
     }
 }
 
+/// Why the requirements of a workflow keep it from running.
+pub(crate) enum Unmet {
+    /// One does not hold.
+    No(String),
+    /// Of one it cannot be told.
+    Unknown(String),
+}
+
+impl Unmet {
+    /// In words.
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Self::No(text) | Self::Unknown(text) => text,
+        }
+    }
+}
+
 /// The first requirement of a workflow on files of the commit that does not hold, or cannot be told, in words.
-pub(crate) async fn unmet(forge: &dyn Forge, repo: &str, sha: &str, workflow: &Workflow) -> Option<String> {
+pub(crate) async fn unmet(forge: &dyn Forge, repo: &str, sha: &str, workflow: &Workflow) -> Option<Unmet> {
     for requirement in &workflow.requires {
         let content = match forge.file_at(repo, sha, &requirement.file, requires::MAX_FILE_BYTES).await {
             Ok(Some(bytes)) => Content::Bytes(bytes),
@@ -403,8 +441,10 @@ pub(crate) async fn unmet(forge: &dyn Forge, repo: &str, sha: &str, workflow: &W
         };
         match requires::judge(requirement, &content) {
             Verdict::Holds => {}
-            Verdict::Fails(why) => return Some(format!("`requires` does not hold: {why}")),
-            Verdict::Unknown(why) => return Some(format!("`requires` cannot be told, so there is no run: {why}")),
+            Verdict::Fails(why) => return Some(Unmet::No(format!("`requires` does not hold: {why}"))),
+            Verdict::Unknown(why) => {
+                return Some(Unmet::Unknown(format!("`requires` cannot be told, so there is no run: {why}")));
+            }
         }
     }
     None

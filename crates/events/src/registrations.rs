@@ -112,7 +112,7 @@ pub(crate) struct Told<'a> {
 /// A registered workflow that matches.
 pub(crate) struct Candidate<'a> {
     pub registration: &'a Registration,
-    workflow: Workflow,
+    workflow: Arc<Workflow>,
     event: &'a Event,
     trigger: usize,
     kind: String,
@@ -154,10 +154,11 @@ impl Planner {
         {
             return Ok(outcome(work, DeliveryStatus::Skipped, note));
         }
-        let scope = (event.kind != EventKind::Hook).then(|| source.source.routing_key());
+        let own = source.source.routing_key();
+        // What a forge tells of no repository reaches nobody; a generic source reaches the whole organisation.
+        let scope = (event.kind != EventKind::Hook).then(|| (own.as_str(), event.repo.as_deref().unwrap_or_default()));
         let kinds: Vec<&str> = listeners(event.kind).into_iter().chain(["webhook"]).collect();
-        let mut found = self.listening(&work.org, scope, &kinds).await?;
-        found.retain(|r| event.kind == EventKind::Hook || event.repo.as_deref() == Some(r.repo.as_str()));
+        let found = self.registry.listening(&work.org, scope, &kinds).await?;
         let answers = answers(event);
         if found.is_empty() {
             let nothing = format!("no registered workflow listens to `{}` events", event.raw_name);
@@ -222,23 +223,6 @@ impl Planner {
         Ok(Some(set))
     }
 
-    /// The registrations that have one of these trigger types, each once.
-    pub(crate) async fn listening(
-        &self,
-        org: &str,
-        scope: Option<String>,
-        kinds: &[&str],
-    ) -> Result<Vec<Registration>, Retry> {
-        let mut found = Vec::new();
-        for kind in kinds {
-            let kind = Some((*kind).to_owned());
-            found.extend(self.store.registration_list(org.to_owned(), scope.clone(), kind).await?);
-        }
-        found.sort_by_key(|r| r.id);
-        found.dedup_by_key(|r| r.id);
-        Ok(found)
-    }
-
     /// Matches a registered workflow; none when it does not match or may not start, which then stands in the trace.
     pub(crate) async fn candidate<'a>(
         &self,
@@ -246,10 +230,9 @@ impl Planner {
         registration: &'a Registration,
         told: &Told<'a>,
     ) -> Result<Option<Candidate<'a>>, Retry> {
-        let document = self.store.lock_document(registration.lock_digest.clone()).await?;
-        let Some(workflow) = document.and_then(|bytes| serde_json::from_slice::<Workflow>(&bytes).ok()) else {
+        let Some(workflow) = self.registry.workflow(&registration.lock_digest).await? else {
             decision.invalid = true;
-            decision.notes.push(format!("{}: its stored lock document is missing", registration.workflow_name));
+            decision.refuse(format!("{}: its stored lock document is missing", registration.workflow_name));
             return Ok(None);
         };
         let mut last = None;
@@ -297,7 +280,7 @@ impl Planner {
             request_id: told.request_id,
             machine_id: open.source.local_repo().is_some().then_some(self.config.machine_id.as_str()),
         };
-        let resolved = Resolved { workflow, drift: None };
+        let resolved = Resolved { workflow: Arc::unwrap_or_clone(workflow), drift: None };
         self.start(decision, origin, &resolved, &event, Matched { trigger, kind: &kind }, &*forge).await
     }
 
@@ -321,7 +304,7 @@ impl Planner {
                 Err(error) if error.is_retryable() => Err(error.into()),
                 Err(error) => {
                     let note = format!("{}: the commit of {git_ref} is not known: {error}", registration.workflow_name);
-                    decision.notes.push(note);
+                    decision.refuse(note);
                     Ok(None)
                 }
             };
@@ -384,13 +367,13 @@ impl Planner {
         let stored = self.store.source_by_id(registration.source_id).await?;
         let open = stored.and_then(|stored| self.sources.open(&stored).ok()).filter(|open| open.enabled);
         let Some(open) = open else {
-            decision.notes.push(format!("{}: its source was disabled or removed", registration.workflow_name));
+            decision.refuse(format!("{}: its source was disabled or removed", registration.workflow_name));
             return Ok(None);
         };
         match self.sources.forge(&open) {
             Ok(forge) => Ok(Some((open, forge))),
             Err(error) => {
-                decision.notes.push(format!("{}: {error}", registration.workflow_name));
+                decision.refuse(format!("{}: {error}", registration.workflow_name));
                 Ok(None)
             }
         }

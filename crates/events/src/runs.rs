@@ -79,7 +79,7 @@ impl RunMaker<'_> {
     ) -> NewRun {
         let lock = lock_form(workflow);
         let expires_at = self.queue_timeout.map(|timeout| self.clock.now().plus(timeout));
-        let needs = plan.jobs.iter().flat_map(edges).collect();
+        let needs = plan.jobs.iter().flat_map(NewNeed::of_plan).collect();
         let jobs = plan.jobs.into_iter().map(|job| self.job(job, workflow, origin.machine_id, expires_at)).collect();
         NewRun {
             id,
@@ -110,21 +110,8 @@ impl RunMaker<'_> {
 
     fn job(&self, job: JobPlan, workflow: &Workflow, machine_id: Option<&str>, expires_at: Option<Ts>) -> NewJob {
         let git = workflow.jobs.get(job.job_index).and_then(|job| job.git_credentials.clone());
-        NewJob {
-            id: JobId::mint(self.ids),
-            start: start(job.start, machine_id, expires_at, git),
-            name: job.name,
-            base_name: job.base_name,
-            // A workflow has at most 256 jobs.
-            job_index: u32::try_from(job.job_index).unwrap_or(u32::MAX),
-            variant_label: job.variant_label,
-            matrix: (!job.matrix.is_empty()).then_some(job.matrix),
-            fanout: job.fanout,
-            display_name: job.display_name,
-            max_parallel: job.max_parallel,
-            fail_fast: job.fail_fast,
-            timeout: job.timeout_ms.map(Duration::from_millis),
-        }
+        let start = start(job.start.clone(), machine_id, expires_at, git);
+        NewJob::of_plan(JobId::mint(self.ids), job, start)
     }
 }
 
@@ -138,14 +125,6 @@ fn dedup_key(id: RunId, origin: Origin<'_>, workflow: &Workflow, event: &Event) 
     }
 }
 
-fn edges(job: &JobPlan) -> impl Iterator<Item = NewNeed> + '_ {
-    job.needs.iter().map(|need| NewNeed {
-        job_name: job.name.clone(),
-        upstream: need.job.clone(),
-        run_on: need.run_on.clone(),
-    })
-}
-
 fn start(
     start: Start,
     machine_id: Option<&str>,
@@ -153,7 +132,8 @@ fn start(
     git_credentials: Option<GitCredentials>,
 ) -> JobStart {
     match start {
-        Start::AfterNeeds => JobStart::Pending,
+        // What comes of these two is decided, and written, where the run is.
+        Start::AfterNeeds | Start::Now(Activation::Invoke { .. } | Activation::Hold { .. }) => JobStart::Pending,
         Start::Now(Activation::Enqueue { selector, pinned, slot }) => JobStart::Queued(QueueEntry {
             selector,
             requires_machine_id: machine_id.map(str::to_owned),

@@ -17,7 +17,7 @@ mod kici {
 }
 
 pub mod close;
-mod redact;
+pub mod redact;
 mod step;
 
 pub use kici::agent::v1 as agent;

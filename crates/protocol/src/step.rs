@@ -10,19 +10,29 @@ impl StepKey {
 
     /// Sorts the steps of a job as they run: what prepares it, its steps each with their hooks, its own hooks.
     pub fn place(&self) -> u32 {
-        const STEPS: u32 = 100;
+        const STEPS: u32 = 200;
         const HOOKS: u32 = 16;
         const PER_STEP: u32 = 4 * HOOKS;
         const JOB_HOOKS: u32 = 3_000_000_000;
+        // Steps of one place are sorted by their text.
         let within = match self.kind.as_str() {
             "hook:before_step" => self.ordinal.min(HOOKS - 1),
-            kind if kind.starts_with("hook:") => (HOOKS + 1).saturating_add(self.ordinal).min(PER_STEP - 1),
-            _ => HOOKS,
+            "cache:restore" => HOOKS,
+            "cache:save" => HOOKS + 2,
+            kind if kind.starts_with("hook:") => (HOOKS + 3).saturating_add(self.ordinal).min(PER_STEP - 1),
+            _ => HOOKS + 1,
         };
-        match (u32::try_from(self.owner_index), self.kind.starts_with("hook:")) {
+        // The caches of the commands of `init` are counted by hundreds.
+        let of_init = (self.ordinal / 100).checked_sub(1).map(|command| STEPS / 2 + 3 * command);
+        match (u32::try_from(self.owner_index), self.kind.as_str()) {
             (Ok(owner), _) => STEPS.saturating_add(owner.saturating_mul(PER_STEP)).saturating_add(within),
-            (Err(_), true) => JOB_HOOKS.saturating_add(self.ordinal),
-            (Err(_), false) => self.ordinal.min(STEPS - 1),
+            (Err(_), "artifact:download") => 5,
+            (Err(_), "cache:restore") => of_init.unwrap_or(4).min(STEPS - 1),
+            (Err(_), "cache:save") => of_init.map_or(JOB_HOOKS + 10_000, |place| (place + 2).min(STEPS - 1)),
+            (Err(_), "init") => (STEPS / 2 + 1).saturating_add(self.ordinal.saturating_sub(10) * 3).min(STEPS - 1),
+            (Err(_), "artifact:upload") => JOB_HOOKS - 1,
+            (Err(_), kind) if kind.starts_with("hook:") => JOB_HOOKS.saturating_add(self.ordinal),
+            (Err(_), _) => self.ordinal.min(3),
         }
     }
 
@@ -47,13 +57,24 @@ mod tests {
         let in_order = [
             key("setup", -1, 0),
             key("checkout", -1, 1),
+            key("cache:restore", -1, 15),
+            key("artifact:download", -1, 0),
+            key("cache:restore", -1, 100),
             key("init", -1, 10),
-            key("hook:before_step", 0, 0),
+            key("cache:save", -1, 115),
+            key("cache:restore", -1, 1600),
+            key("init", -1, 25),
+            key("cache:save", -1, 1600),
+            key("hook:before_step", 0, 15),
+            key("cache:restore", 0, 0),
             key("step", 0, 0),
+            key("cache:save", 0, 0),
             key("hook:after_step", 0, 0),
             key("step", 1, 0),
             key("step", 60_000, 0),
+            key("artifact:upload", -1, 49),
             key("hook:cleanup", -1, 0),
+            key("cache:save", -1, 0),
         ];
         assert!(in_order.is_sorted_by_key(StepKey::place));
         assert_eq!(key("hook:on_cancel", -1, 2).text(), "hook_on_cancel--1-2");

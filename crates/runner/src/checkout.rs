@@ -2,14 +2,14 @@
 //! ever standing in a URL, an argument or a file.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use kici_engine::time::Clock;
-use kici_sys::process::{Pipes, Spawn, Tree};
+use kici_sys::process::Spawn;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
 
@@ -18,6 +18,7 @@ use crate::mask::Masker;
 use crate::spool::StepLog;
 use crate::steps::environment::{Variables, to_os};
 use crate::steps::exec::{Bounds, Ended, Output, follow};
+use crate::steps::tree::{Pipes, Tree};
 use crate::stop::{Stop, stopped};
 use ssh::{KeyFiles, SshKey};
 
@@ -41,8 +42,42 @@ pub struct Source {
     pub depth: u32,
     /// User and password.
     pub basic: Option<(String, SecretString)>,
+    /// With its submodules, and theirs.
+    pub submodules: bool,
+    /// With the files that lie in git LFS.
+    pub lfs: bool,
+    /// With all tags.
+    pub tags: bool,
     /// Key for `ssh`; none leaves it to the host's own. It is gone when the checkout is done.
     pub ssh: Option<SshKey>,
+}
+
+impl Source {
+    /// The same repository at another branch, tag or commit; nothing changes for an empty one.
+    #[must_use]
+    pub fn at(self, other: &str) -> Self {
+        let hex =
+            matches!(other.len(), 40 | 64) && other.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        match other {
+            "" => self,
+            commit if hex => Self { sha: commit.to_owned(), git_ref: String::new(), ..self },
+            other => Self { sha: String::new(), git_ref: other.to_owned(), ..self },
+        }
+    }
+}
+
+/// The directory of a checkout in its workspace, made if need be; an empty path is the workspace.
+///
+/// # Errors
+/// In words, when the path leaves the workspace or cannot be made.
+pub fn below(workspace: &Path, path: &str) -> Result<PathBuf, String> {
+    let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if !plain || path.contains('\0') {
+        return Err(format!("checkout.path `{path}` leaves the workspace"));
+    }
+    let place = workspace.join(path);
+    std::fs::create_dir_all(&place).map_err(|error| format!("checkout.path `{path}` cannot be made: {error}"))?;
+    Ok(place)
 }
 
 /// Why there is no checkout.
@@ -151,7 +186,7 @@ impl Checkout<'_> {
         if source.sha.is_empty() {
             self.must(&env, "fetch", &fetch_args(source.depth, reference(source))).await?;
             self.must(&env, "checkout", &["--detach", "--force", "-q", "FETCH_HEAD"].map(str::to_owned)).await?;
-            return Ok(());
+            return self.extras(source, &env).await;
         }
         match self.retried(&env, "fetch", &fetch_args(source.depth, &source.sha)).await? {
             Git::Ok => {}
@@ -162,13 +197,35 @@ impl Checkout<'_> {
         let head = std::fs::read_to_string(self.workspace.join(".git/HEAD"))
             .map_err(|error| CheckoutError::Io { what: "reading HEAD".to_owned(), error })?;
         if head.trim() == source.sha {
-            return Ok(());
+            return self.extras(source, &env).await;
         }
         Err(CheckoutError::NoSuchCommit {
             wanted: source.sha.clone(),
             git_ref: source.git_ref.clone(),
             found: head.trim().to_owned(),
         })
+    }
+
+    /// What a job asks for besides the files of its commit.
+    async fn extras(&mut self, source: &Source, env: &Variables) -> Result<(), CheckoutError> {
+        let owned = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>();
+        let depth = (source.depth > 0).then(|| format!("--depth={}", source.depth));
+        if source.tags {
+            let mut args = owned(&["--no-recurse-submodules", "--no-progress"]);
+            args.extend(depth.clone());
+            args.extend(owned(&["origin", "+refs/tags/*:refs/tags/*"]));
+            self.must(env, "fetch", &args).await?;
+        }
+        if source.submodules {
+            let mut args = owned(&["update", "--init", "--recursive", "--force"]);
+            args.extend(depth);
+            self.must(env, "submodule", &args).await?;
+        }
+        if source.lfs {
+            self.must(env, "lfs", &owned(&["install", "--local", "--skip-smudge"])).await.map_err(no_lfs)?;
+            self.must(env, "lfs", &owned(&["pull"])).await?;
+        }
+        Ok(())
     }
 
     /// For servers that give commits by reference only: the tip, then more history, then all of it.
@@ -342,6 +399,17 @@ fn git_error(command: &str, said: &[String]) -> CheckoutError {
     let important = said.iter().find(|line| line.starts_with("fatal:") || line.starts_with("error:"));
     let message = important.or(said.last()).cloned().unwrap_or_else(|| "it said nothing".to_owned());
     CheckoutError::Git { command: command.to_owned(), message: redact::redacted(&message) }
+}
+
+/// git does not know the command where git-lfs is not installed.
+fn no_lfs(error: CheckoutError) -> CheckoutError {
+    match error {
+        CheckoutError::Git { command, message } if message.contains("is not a git command") => {
+            let message = "`checkout.lfs` needs git-lfs on the agent, and it is not installed".to_owned();
+            CheckoutError::Git { command, message }
+        }
+        other => other,
+    }
 }
 
 /// The server has the repository but does not give this commit by name.

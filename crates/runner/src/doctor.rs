@@ -296,6 +296,25 @@ fn works(bwrap: &Path) -> bool {
     Command::new(bwrap).args(args).output().is_ok_and(|output| output.status.success())
 }
 
+/// The engine of containers, and what it is. Blocks only for as long as connecting takes.
+pub async fn containers(config: &Config, host: &Host) -> Finding {
+    let check = "containers";
+    let needed = config.containers.image.is_some();
+    let missing = if needed { State::Broken } else { State::Missing };
+    let remedy = "install Docker or Podman and let the agent's user use its socket (container_socket), if jobs shall run in containers";
+    if let Err(error) = host.containers.look() {
+        return Finding::new(check, missing, error.to_string(), remedy);
+    }
+    match host.containers.engine().await {
+        Ok(engine) => {
+            let rights = if engine.rootless { "without the rights of root" } else { "with the rights of root" };
+            let socket = engine.socket().display();
+            Finding::ok(check, format!("{} {} at {socket}, {rights}", engine.kind, engine.version))
+        }
+        Err(error) => Finding::new(check, missing, error, remedy),
+    }
+}
+
 /// Whether the orchestrator answers, and how far its clock is from ours.
 pub async fn orchestrator(config: &Config, clock: &dyn Clock) -> Vec<Finding> {
     let check = "orchestrator";

@@ -1,7 +1,9 @@
 //! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
 //! reported.
 
+mod contained;
 mod dir;
+mod prepare;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -9,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,23 +21,26 @@ use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_engine::time::{Clock, Ts};
 use kici_protocol::agent::{AgentFrame, Evidence, JobOffer, JobUpdate, StepUpdate, agent_frame};
-use kici_sys::process::{Pipes, ProcessId, Spawn, Tree};
+use kici_sys::process::{ProcessId, Spawn};
 use secrecy::SecretString;
 use serde_json::Value as Json;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::checkout::{Checkout, CheckoutError, Source};
+use crate::checkout::{self, Checkout, CheckoutError, Source};
 use crate::config::Config;
 use crate::confine::{Host, JobConfinement};
+use crate::container::{self, Inside, Wanted};
 use crate::credentials::{Access, JobServices, Opening, Remote};
+use crate::emit::EventDesk;
 use crate::journal::Journal;
 use crate::key::{JobKey, checkout_key, step_file_name};
 use crate::mask::Masker;
-use crate::ports::{Emission, Emitted, Reporter, StepReport};
+use crate::ports::{Emission, Emitted, Generated, Reporter, StepReport};
 use crate::session::Session;
 use crate::spool::Spool;
-use crate::steps::environment::{DEFAULT_PATH, job_facing};
+use crate::stash::{Home, Stash};
+use crate::steps::tree::{Pipes, Tree};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
 pub use dir::{LOCK, lock, remove, remove_now};
@@ -113,6 +118,10 @@ pub struct Ctx {
     pub running: Mutex<BTreeMap<String, Ts>>,
     /// What its steps started, to be ended where nothing else can.
     pub trees: Mutex<Vec<ProcessId>>,
+    /// What it asks for of the container engine.
+    pub wanted: Option<Wanted>,
+    /// The container of its steps, once it runs.
+    pub inside: OnceLock<Arc<Inside>>,
     /// Opens its socket.
     pub services: Arc<dyn JobServices>,
     /// Where its credentials come from.
@@ -122,7 +131,7 @@ pub struct Ctx {
 /// Runs one job from its offer to its end.
 pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     let dir = ctx.config.work_dir.join(ctx.key.file_name());
-    let (_lock, confine) = match accept(&ctx, &offer, &dir).await {
+    let (_lock, confine) = match accept(&ctx, &offer, &spec, &dir).await {
         Ok(accepted) => accepted,
         Err(message) => {
             remove(&dir).await;
@@ -132,11 +141,12 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     };
     ctx.tell(JobEvent::Accepted).await;
     let mut access = None;
+    let stash = ctx.stash(&dir, &confine);
     let whole = async {
-        match ctx.access(&dir, &offer).await {
+        match ctx.access(&dir, &offer, &stash).await {
             Ok(open) => {
                 access = open;
-                ctx.work(&dir, offer, spec, access.as_ref(), &confine).await
+                ctx.work(&dir, offer, spec, access.as_ref(), &confine, stash).await
             }
             Err(message) => Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message),
         }
@@ -153,6 +163,7 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         }
     };
     let outcome = ctx.leave(outcome, confine.ok()).await;
+    let failed = outcome.status == JobStatus::Failed;
     ctx.spool.close();
     if outcome.abandoned {
         ctx.tell(JobEvent::Dropped).await;
@@ -166,6 +177,7 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         // After the result, which nothing may hold up: tokens of a job that is over are ended in its name too.
         access.close().await;
     }
+    ctx.clean(failed).await;
     remove(&dir).await;
     ctx.tell(JobEvent::Cleaned).await;
 }
@@ -174,17 +186,19 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
 async fn accept(
     ctx: &Ctx,
     offer: &JobOffer,
+    spec: &JobSpec,
     dir: &Path,
 ) -> Result<(File, Result<Arc<JobConfinement>, String>), String> {
     let (journal, key, at) = (Arc::clone(&ctx.journal), ctx.key, ctx.clock.now());
     let (workflow, name) = (offer.workflow.clone(), offer.job_name.clone());
     let written = tokio::task::spawn_blocking(move || journal.accepted(key, &workflow, &name, at));
     let (host, dirs) = (Arc::clone(&ctx.host), dir.to_owned());
+    let limits = container::limits(&ctx.config.isolation.limits, spec.resources.as_ref());
     let made = tokio::task::spawn_blocking(move || {
         std::fs::create_dir_all(dirs.join("workspace"))?;
         std::fs::create_dir_all(dirs.join("scratch"))?;
         let lock = lock(&dirs)?;
-        Ok::<_, io::Error>((lock, host.job(&key.file_name(), &dirs).map(Arc::new)))
+        Ok::<_, io::Error>((lock, host.job(&key.file_name(), &dirs, &limits).map(Arc::new)))
     });
     let (written, made) = tokio::join!(written, made);
     let said = |error: &dyn std::fmt::Display| format!("the job cannot be written down: {error}");
@@ -224,24 +238,67 @@ impl Ctx {
         Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), self.masker.mask_text(&message))
     }
 
-    /// The socket of the job, when it may have git credentials.
-    async fn access(&self, dir: &Path, offer: &JobOffer) -> Result<Option<Access>, String> {
+    /// The caches and artifacts of the job.
+    fn stash(&self, dir: &Path, confine: &Result<Arc<JobConfinement>, String>) -> Arc<Stash> {
+        // Without a confinement no job runs.
+        let confine = confine.as_ref().map_or_else(|_| Arc::default(), Arc::clone);
+        let config = &self.config;
+        let home = config.host_env.get("HOME").filter(|_| confine.keeps_home()).map(|dir| Home {
+            dir: PathBuf::from(dir),
+            writable: config.isolation.writable.clone(),
+            hidden: [&config.state_dir, &config.work_dir, &config.runtime_dir]
+                .into_iter()
+                .chain(&config.private_files)
+                .cloned()
+                .collect(),
+        });
+        let (token, sessions) = (self.config.agent_token.clone(), self.sessions.clone());
+        let depot = crate::stash::remote::Remote::new(self.key, &self.config.orchestrator_url, token, sessions);
+        Arc::new(Stash::new(Arc::new(depot), dir.join("workspace"), home, dir.join("stash"), confine))
+    }
+
+    /// The socket of the job.
+    async fn access(&self, dir: &Path, offer: &JobOffer, stash: &Arc<Stash>) -> Result<Option<Access>, String> {
         let opening = |socket_dir, git| Opening {
             dir: socket_dir,
-            uid: self.config.isolation.user.as_ref().map_or_else(kici_sys::host::uid, |user| user.uid),
+            // From a container it is reached through this program.
+            uid: match &self.config.isolation.user {
+                Some(user) if !self.has_container() => user.uid,
+                _ => kici_sys::host::uid(),
+            },
             git,
+            events: Arc::new(EventDesk::new(
+                self.key,
+                self.config.agent_token.clone(),
+                self.sessions.clone(),
+                Arc::clone(&self.masker),
+            )),
             remote: Arc::clone(&self.remote),
+            stash: Arc::clone(stash),
             masker: Arc::clone(&self.masker),
             clock: Arc::clone(&self.clock),
         };
-        let opened = Access::open(&*self.services, &self.config, self.key, offer.git.clone(), dir, opening).await;
+        let opened = Access::open(
+            &*self.services,
+            &self.config,
+            self.key,
+            offer.git.clone(),
+            dir,
+            self.has_container(),
+            opening,
+        )
+        .await;
         opened.map_err(|error| format!("the socket of the job cannot be opened: {error}"))
     }
 
     /// Ends what is left of the job and judges its end by what it used.
     async fn leave(&self, outcome: Outcome, confine: Option<Arc<JobConfinement>>) -> Outcome {
+        let outcome = self.leave_container(outcome).await;
         let Some(confine) = confine else { return outcome };
-        let mut outcome = outcome.with_usage(confine.usage());
+        let mut outcome = match self.inside.get() {
+            Some(_) => outcome,
+            None => outcome.with_usage(confine.usage()),
+        };
         let keep = !self.config.isolation.orphan_cleanup && outcome.status != JobStatus::Cancelled;
         if !keep {
             let ended = tokio::task::spawn_blocking(move || confine.end());
@@ -261,35 +318,67 @@ impl Ctx {
         spec: JobSpec,
         access: Option<&Access>,
         confine: &Result<Arc<JobConfinement>, String>,
+        stash: Arc<Stash>,
     ) -> Outcome {
         let sandbox_failed = |message| Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message);
         let confine = match confine {
             Ok(confine) => Arc::clone(confine),
             Err(message) => return sandbox_failed(message.clone()),
         };
+        if self.has_container() && prepare::keeps_files(&spec) {
+            return sandbox_failed("`cache` and `artifacts` are not supported in jobs with a container yet".to_owned());
+        }
         let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
         let deadline = limit.map(|limit| Instant::now() + limit);
         let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));
-        if let Some(source) = &offer.checkout {
-            let source = Source {
+        let source = offer.checkout.as_ref().map(|source| {
+            let own = Source {
                 url: source.url.clone(),
                 git_ref: source.git_ref.clone(),
                 sha: source.sha.clone(),
                 depth: source.depth,
                 basic: source.basic.as_ref().map(|b| (b.user.clone(), SecretString::from(b.secret.clone()))),
                 ssh: None,
+                submodules: source.submodules,
+                lfs: source.lfs,
+                tags: source.tags,
             };
-            if let Err(outcome) = self.checkout(&workspace, &scratch, &source, access, &confine, deadline).await {
-                return *outcome;
+            (checkout::below(&workspace, &source.path), own.at(&source.other_ref))
+        });
+        let source = match source {
+            Some((Err(message), _)) => {
+                return Outcome::new(JobStatus::Failed, Some(FailureReason::CheckoutFailed), message);
             }
+            Some((Ok(place), source)) => Some((place, source)),
+            None => None,
+        };
+        let checkout = async {
+            match &source {
+                Some((place, source)) => self.checkout(place, &scratch, source, access, &confine, deadline).await,
+                None => Ok(()),
+            }
+        };
+        let contained = match self.beside(checkout, &workspace, &scratch, access, deadline).await {
+            Ok(contained) => contained,
+            Err(outcome) => return *outcome,
+        };
+        let restores = !spec.cache.is_empty() || !spec.artifacts.download.is_empty();
+        if !restores {
+            // What is left to prepare takes less than the answer.
+            self.tell(JobEvent::AskStart).await;
         }
-        // What is left to prepare takes less than the answer.
-        self.tell(JobEvent::AskStart).await;
-        let mut job = match self.prepare(spec, workspace, scratch, access, confine) {
+        let mut job = match self.prepare(spec, workspace, scratch, access, confine, contained, stash) {
             Ok(job) => job,
             Err(error) => return sandbox_failed(format!("the workspace cannot be prepared: {error}")),
         };
         job.deadline = deadline;
+        if restores {
+            let mut stop = self.stop.clone();
+            if let Some(outcome) = steps::prepare(&job, self, &mut stop).await {
+                return outcome;
+            }
+            self.tell(JobEvent::AskStart).await;
+        }
         if let Err(outcome) = self.wait_for_grant(deadline).await {
             return *outcome;
         }
@@ -302,7 +391,7 @@ impl Ctx {
     }
 
     async fn checkout(
-        &mut self,
+        &self,
         workspace: &Path,
         scratch: &Path,
         source: &Source,
@@ -326,7 +415,7 @@ impl Ctx {
         // It runs beside the steps' confinement, as the agent, but ends with the job, also when the agent dies.
         let start = |spawn: Spawn| -> io::Result<(Tree, Pipes)> {
             let (tree, pipes) = Tree::spawn(&confine.grouped(spawn)?)?;
-            self.tree(tree.id());
+            tree.keeper().into_iter().for_each(|keeper| self.tree(keeper));
             Ok((tree, pipes))
         };
         let mut stop = self.stop.clone();
@@ -374,51 +463,6 @@ impl Ctx {
             self.step(report).await;
         }
         outcome.map_or(Ok(()), |outcome| Err(Box::new(outcome)))
-    }
-
-    /// Everything that user code will find, short of running it.
-    fn prepare(
-        &self,
-        spec: JobSpec,
-        workspace: PathBuf,
-        scratch: PathBuf,
-        access: Option<&Access>,
-        confine: Arc<JobConfinement>,
-    ) -> io::Result<steps::Job> {
-        let mut job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
-        if let Some((_, event)) = job_facing.iter().find(|(name, _)| *name == "KICI_EVENT_PATH") {
-            confine.give(Path::new(event))?;
-        }
-        for dir in [workspace.parent(), Some(&*scratch)].into_iter().flatten() {
-            confine.open_way(dir)?;
-        }
-        confine.give_all(&workspace)?;
-        let mut host = self.config.host_env.clone();
-        if let Some(access) = access {
-            access.give(&confine)?;
-            job_facing.push(("KICI_SOCK", access.socket().display().to_string()));
-            let path = host.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-            let path = format!("{}:{path}", access.bin.display());
-            host.insert("PATH".to_owned(), path);
-            // Nobody is there to be asked.
-            host.insert("GIT_TERMINAL_PROMPT".to_owned(), "0".to_owned());
-        }
-        Ok(steps::Job {
-            spec,
-            workspace,
-            scratch,
-            host,
-            job_facing,
-            git_config: access.map_or_else(Vec::new, |access| access.helper.keys().to_vec()),
-            agent: self.agent.clone(),
-            masker: Arc::clone(&self.masker),
-            spool: Arc::clone(&self.spool),
-            clock: Arc::clone(&self.clock),
-            step_timeout: self.config.default_step_timeout,
-            deadline: None,
-            confine,
-            orphan_cleanup: self.config.isolation.orphan_cleanup,
-        })
     }
 
     /// No user code runs before this returned.
@@ -495,6 +539,10 @@ impl Reporter for Ctx {
 
     async fn emit(&self, emission: Emission) -> Emitted {
         crate::emit::send(self.key, emission, self.config.agent_token.as_ref(), self.sessions.clone()).await
+    }
+
+    async fn generated(&self, document: Vec<u8>) -> Generated {
+        crate::generated::send(self.key, document, self.config.agent_token.as_ref(), self.sessions.clone()).await
     }
 
     fn tree(&self, keeper: ProcessId) {

@@ -6,12 +6,16 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod archive;
 pub mod checkout;
+mod claim;
 pub mod config;
 pub mod confine;
+pub mod container;
 pub mod credentials;
 pub mod doctor;
 pub mod emit;
+mod generated;
 pub mod hash_files;
 pub mod job;
 pub mod journal;
@@ -23,6 +27,8 @@ pub mod outbox;
 pub mod ports;
 pub mod session;
 pub mod spool;
+pub mod stash;
 pub mod steps;
 pub mod stop;
+mod unary;
 pub mod upload;

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use aho_corasick::{AhoCorasick, MatchKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use serde_json::Value as Json;
 
 /// Shorter values are not masked: they would hit everywhere.
 pub const MIN_VALUE_LEN: usize = 3;
@@ -58,6 +59,18 @@ impl Masker {
     /// The set as it is now.
     pub fn current(&self) -> Mask {
         self.inner.read().unwrap_or_else(PoisonError::into_inner).mask.clone()
+    }
+
+    /// A document with every text in it masked, keys excepted.
+    pub fn mask_json(&self, json: Json) -> Json {
+        match json {
+            Json::String(text) => Json::String(self.mask_text(&text)),
+            Json::Array(items) => Json::Array(items.into_iter().map(|item| self.mask_json(item)).collect()),
+            Json::Object(fields) => {
+                Json::Object(fields.into_iter().map(|(name, field)| (name, self.mask_json(field))).collect())
+            }
+            plain => plain,
+        }
     }
 
     /// `text` with all values masked.

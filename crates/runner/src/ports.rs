@@ -22,6 +22,9 @@ pub trait Reporter: Send + Sync {
     /// waited for. The same step and number give the same event.
     async fn emit(&self, emission: Emission) -> Emitted;
 
+    /// The generator of the job wrote this document of jobs. Comes back once it is kept or refused, as `emit`.
+    async fn generated(&self, document: Vec<u8>) -> Generated;
+
     /// A process tree was started; noted down so that it can be ended after a crash of the agent.
     fn tree(&self, keeper: ProcessId);
 }
@@ -48,6 +51,17 @@ pub enum Emitted {
     Refused(String),
     /// There is nobody who would take it, and why.
     Nowhere(&'static str),
+}
+
+/// What became of the jobs that a generator wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Generated {
+    /// So many are kept, and join the run once the job has ended well.
+    Kept(u32),
+    /// They cannot be used, and why.
+    Refused(String),
+    /// There is nobody who would run them, and why.
+    Nowhere(String),
 }
 
 /// The status of a step.

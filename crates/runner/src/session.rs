@@ -136,7 +136,8 @@ pub async fn keep(
     }
 }
 
-fn pause(tries: u32, holding: bool) -> Duration {
+/// How long to wait after so many tries.
+pub(crate) fn pause(tries: u32, holding: bool) -> Duration {
     let mut byte = [0_u8; 1];
     // Without randomness all agents come back at once, which is no reason to stay away.
     let _ = getrandom::fill(&mut byte);
@@ -146,7 +147,7 @@ fn pause(tries: u32, holding: bool) -> Duration {
 }
 
 async fn one_session(config: &Config, events: &mpsc::Sender<LinkEvent>, registered: &mut bool) -> End {
-    let channel = match connect(config).await {
+    let channel = match connect(&config.orchestrator_url).await {
         Ok(channel) => channel,
         Err(error) => {
             tracing::warn!(url = config.orchestrator_url, error = chain(&error), "the orchestrator cannot be reached");
@@ -199,14 +200,15 @@ async fn one_session(config: &Config, events: &mpsc::Sender<LinkEvent>, register
     }
 }
 
-async fn connect(config: &Config) -> Result<Channel, tonic::transport::Error> {
-    let mut endpoint = Endpoint::from_shared(config.orchestrator_url.clone())?
+/// A connection to an orchestrator.
+pub(crate) async fn connect(url: &str) -> Result<Channel, tonic::transport::Error> {
+    let mut endpoint = Endpoint::from_shared(url.to_owned())?
         .connect_timeout(Duration::from_secs(5))
         .tcp_nodelay(true)
         .http2_keep_alive_interval(Duration::from_secs(10))
         .keep_alive_timeout(Duration::from_secs(5))
         .keep_alive_while_idle(true);
-    if config.orchestrator_url.starts_with("https://") {
+    if url.starts_with("https://") {
         endpoint = endpoint.tls_config(ClientTlsConfig::new().with_native_roots())?;
     }
     endpoint.connect().await

@@ -133,7 +133,7 @@ async fn a_job_whose_task_panics_is_reported_and_gives_its_slot_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancel_ends_daemons_too() {
+async fn complaint_13_a_cancel_ends_daemons_too() {
     let fake = Fake::start();
     let _agent = agent(&fake, &[]).await;
     let job = job(2, 1);

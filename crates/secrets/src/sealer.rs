@@ -8,6 +8,7 @@ use aes_gcm::{Aes256Gcm, KeyInit, Nonce};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use secrecy::{ExposeSecret, SecretString};
+use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use crate::key::{Keyring, SealingKey};
@@ -160,6 +161,17 @@ impl Sealer {
         let opened = Zeroizing::new(opened);
         let text = std::str::from_utf8(&opened).map_err(|_| SealError::NotText)?;
         Ok(SecretString::from(text))
+    }
+
+    /// A key for one purpose, made from the current key: every process that has that key makes the same one, and it tells nothing of
+    /// it.
+    pub fn derived(&self, purpose: &str) -> Zeroizing<[u8; 32]> {
+        // Of a fixed length and first, so that no two inputs are alike; SHA-256 of a secret and a constant.
+        let mut digest = Sha256::new();
+        digest.update(b"kici/derived/1\0");
+        digest.update(self.keys.current.bytes());
+        digest.update(purpose.as_bytes());
+        Zeroizing::new(digest.finalize().into())
     }
 
     /// Whether a value is sealed with another key than the current one and should be sealed again.

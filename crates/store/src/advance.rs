@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kici_engine::ids::{AgentId, InstanceId, JobId};
-use kici_engine::lock::{Need, RUN_HOOKS_JOB};
+use kici_engine::lock::RUN_HOOKS_JOB;
 use kici_engine::needs::{Verdict, aggregate, decide, merge_outputs};
-use kici_engine::plan::HostResults;
+use kici_engine::plan::{HostResults, JobKind};
 use kici_engine::state::{
     FailureReason, InvalidTransition, JobEvent, JobStatus, JobView, QueueStatus, RunStatus, run_status, transition,
 };
@@ -18,7 +18,7 @@ use crate::advance::again::Retried;
 use crate::advance::slots::SlotBook;
 use crate::model::{
     Activate, Activation, Effects, FinishedJob, HeldJob, Job, JobRef, NeedEdge, NeedResult, QueueEntry, ReadyJob,
-    RosterHost, Run,
+    RosterHost, Run, whole_group,
 };
 
 pub(crate) mod again;
@@ -32,6 +32,15 @@ pub(crate) struct OpenRow {
     pub(crate) agent_id: Option<AgentId>,
     pub(crate) owner: Option<InstanceId>,
     pub(crate) started: bool,
+}
+
+/// An event that a job with `invoke` emits.
+#[derive(Clone, Debug)]
+pub(crate) struct Invoked {
+    pub(crate) job: JobId,
+    pub(crate) event: String,
+    pub(crate) payload: serde_json::Value,
+    pub(crate) optional: bool,
 }
 
 /// Whether [`RunState::advance`] is done.
@@ -58,7 +67,13 @@ pub(crate) struct RunState {
     pub(crate) hosts: BTreeMap<AgentId, RosterHost>,
     /// Slots of concurrency groups.
     pub(crate) slots: SlotBook,
-    edges: BTreeMap<String, Vec<Need>>,
+    edges: BTreeMap<String, Vec<NeedEdge>>,
+    /// Groups whose jobs are not known yet, as edges name them, with the jobs that make them.
+    groups: BTreeMap<String, String>,
+    /// Longest chain of events that a job may make longer.
+    pub(crate) max_chain_depth: u32,
+    /// Events that jobs with `invoke` emit.
+    pub(crate) invoked: Vec<Invoked>,
     before: Vec<Job>,
     to_stop: Vec<HeldJob>,
     /// Jobs that are tried again, with the delivery that failed.
@@ -73,9 +88,13 @@ impl From<InvalidTransition> for StoreError {
 
 impl RunState {
     pub(crate) fn new(run: Run, jobs: Vec<Job>, needs: Vec<NeedEdge>, open: BTreeMap<JobId, OpenRow>) -> Self {
-        let mut edges: BTreeMap<String, Vec<Need>> = BTreeMap::new();
+        let mut edges: BTreeMap<String, Vec<NeedEdge>> = BTreeMap::new();
+        let mut groups = BTreeMap::new();
         for edge in needs {
-            edges.entry(edge.job_name).or_default().push(Need { job: edge.upstream, run_on: edge.run_on });
+            if let Some(generator) = edge.generator.clone().filter(|_| !edge.resolved) {
+                groups.insert(edge.need.job.clone(), generator);
+            }
+            edges.entry(edge.job_name.clone()).or_default().push(edge);
         }
         let before = jobs.clone();
         Self {
@@ -87,6 +106,9 @@ impl RunState {
             hosts: BTreeMap::new(),
             slots: SlotBook::default(),
             edges,
+            groups,
+            max_chain_depth: u32::MAX,
+            invoked: Vec::new(),
             before,
             to_stop: Vec::new(),
             again: BTreeMap::new(),
@@ -150,6 +172,8 @@ impl RunState {
     ) -> Result<(), InvalidTransition> {
         let job = &self.jobs[at];
         let event = match job.status {
+            // Nobody has it who would unwind it.
+            JobStatus::Running if job.kind == Some(JobKind::Invoke) => JobEvent::Cancel,
             JobStatus::Running if !force => JobEvent::CancelGraceful,
             JobStatus::Cancelling if force => JobEvent::CancelForce,
             JobStatus::Cancelling => return Ok(()),
@@ -161,6 +185,16 @@ impl RunState {
         self.apply(at, event, reason, None, now)?;
         self.to_stop.extend(self.held(id));
         Ok(())
+    }
+
+    /// Agents that another instance must tell to stop a job.
+    pub(crate) fn stops_elsewhere(&self, node: &InstanceId) -> bool {
+        self.to_stop.iter().any(|held| held.owner.as_ref() != Some(node))
+    }
+
+    /// Who must be told again to stop.
+    pub(crate) fn stop_again(&mut self, held: Vec<HeldJob>) {
+        self.to_stop.extend(held);
     }
 
     /// Who must be told when this job is stopped.
@@ -251,7 +285,7 @@ impl RunState {
                 continue;
             }
             let needs: Vec<&str> =
-                self.edges.get(&self.jobs[at].name).into_iter().flatten().map(|need| need.job.as_str()).collect();
+                self.edges.get(&self.jobs[at].name).into_iter().flatten().map(|edge| edge.need.job.as_str()).collect();
             let message = format!("it needs {} and nothing is left that could end them", needs.join(", "));
             self.apply(at, JobEvent::Enqueue, None, None, now)?;
             self.apply(at, JobEvent::Fail, Some(FailureReason::NeedsDeadlock), Some(message), now)?;
@@ -261,10 +295,21 @@ impl RunState {
 
     fn judge(&self, at: usize) -> Verdict {
         let edges = self.edges.get(&self.jobs[at].name).map_or(&[][..], Vec::as_slice);
-        decide(edges, |base| aggregate(self.variants(base).map(|job| job.status)))
+        decide(edges.iter().filter(|edge| !edge.resolved).map(|edge| &edge.need), |base| self.status_of(base))
     }
 
-    fn variants<'a>(&'a self, base: &'a str) -> impl Iterator<Item = &'a Job> {
+    /// The status that a job, or a group whose jobs are not known yet, shows to those that need it; none while it is open.
+    fn status_of(&self, base: &str) -> Option<JobStatus> {
+        match self.groups.get(base) {
+            None => aggregate(self.variants(base).map(|job| job.status)),
+            // Its jobs are known in the moment in which their generator succeeds.
+            Some(generator) => {
+                aggregate(self.variants(generator).map(|job| job.status)).filter(|end| *end != JobStatus::Success)
+            }
+        }
+    }
+
+    fn variants<'s>(&'s self, base: &str) -> impl Iterator<Item = &'s Job> {
         self.jobs.iter().filter(move |job| job.base_name == base)
     }
 
@@ -299,6 +344,17 @@ impl RunState {
                     }
                 }
             }
+            Activation::Invoke { event, payload, slot, optional } => {
+                if !self.admit(at, slot.as_ref(), now)? {
+                    return Ok(self.jobs[at].status != ready.job.status);
+                }
+                self.apply(at, into_queue, None, None, now)?;
+                self.invoke(at, Invoked { job: ready.job.id, event, payload, optional }, now)?;
+            }
+            Activation::Hold { reason } => {
+                self.apply(at, JobEvent::Hold, None, None, now)?;
+                self.jobs[at].routing_reason = Some(reason);
+            }
             Activation::Skip { reason } if into_queue == JobEvent::Enqueue => {
                 self.apply(at, JobEvent::Skip, None, Some(reason), now)?;
             }
@@ -311,6 +367,43 @@ impl RunState {
             }
         }
         Ok(true)
+    }
+
+    /// A job that starts other workflows begins to wait for them, unless the chain of events is too long already.
+    fn invoke(&mut self, at: usize, invoked: Invoked, now: Ts) -> Result<(), InvalidTransition> {
+        let depth = self.run.chain_depth.saturating_add(1);
+        if depth > self.max_chain_depth {
+            let message = format!(
+                "event `{}` was refused: a chain of {depth} events, each of which led to the next; at most {} are allowed \
+                 (events.max_chain_depth)",
+                invoked.event, self.max_chain_depth
+            );
+            return self.apply(at, JobEvent::Fail, Some(FailureReason::InvokeRefused), Some(message), now);
+        }
+        self.apply(at, JobEvent::Start, None, None, now)?;
+        self.jobs[at].started_at = Some(now);
+        self.jobs[at].routing_reason =
+            Some(format!("waits for the workflows that listen to event `{}`", invoked.event));
+        self.invoked.push(invoked);
+        Ok(())
+    }
+
+    /// Jobs join the run, with their edges; those that need the group they form need them from now on.
+    pub(crate) fn join(&mut self, jobs: Vec<Job>, edges: Vec<NeedEdge>, group: &str, gained: Vec<NeedEdge>) {
+        // As rows they are all pending: what else they are is a change like any other.
+        self.before.extend(jobs.iter().map(|job| Job { status: JobStatus::Pending, ..job.clone() }));
+        self.jobs.extend(jobs);
+        let whole = whole_group(group);
+        self.groups.remove(&whole);
+        for edge in self.edges.values_mut().flatten().filter(|edge| edge.need.job == whole) {
+            edge.resolved = true;
+        }
+        for edge in edges.into_iter().chain(gained) {
+            if let Some(generator) = edge.generator.clone().filter(|_| !edge.resolved) {
+                self.groups.insert(edge.need.job.clone(), generator);
+            }
+            self.edges.entry(edge.job_name.clone()).or_default().push(edge);
+        }
     }
 
     /// False when `max_parallel` variants of the job are under way.
@@ -381,13 +474,7 @@ impl RunState {
     /// What a job needs, once all of it has ended.
     pub(crate) fn need_results(&self, job_name: &str) -> BTreeMap<String, NeedResult> {
         let edges = self.edges.get(job_name).map_or(&[][..], Vec::as_slice);
-        edges
-            .iter()
-            .filter_map(|edge| {
-                let variants: Vec<&Job> = self.variants(&edge.job).collect();
-                Some((edge.job.clone(), need_result(&variants)?))
-            })
-            .collect()
+        need_results(edges, |base| self.variants(base).collect())
     }
 
     /// Brings the run's own columns up to date.
@@ -463,6 +550,27 @@ impl RunState {
 /// Why a job failed that the queue had no room for.
 pub(crate) fn queue_full(most: u64) -> String {
     format!("{most} jobs wait for agents already (queue.max_depth); add agents, or run it again later")
+}
+
+/// What is shown of the jobs and groups that a job needs.
+pub(crate) fn need_results<'a>(
+    edges: &[NeedEdge],
+    variants: impl Fn(&str) -> Vec<&'a Job>,
+) -> BTreeMap<String, NeedResult> {
+    let mut results: BTreeMap<String, NeedResult> = BTreeMap::new();
+    for edge in edges {
+        let Some(generator) = &edge.generator else {
+            results.extend(need_result(&variants(&edge.need.job)).map(|result| (edge.need.job.clone(), result)));
+            continue;
+        };
+        let Some(group) = &edge.need.group else { continue };
+        let members = edges.iter().filter(|one| one.generator.is_none() && one.need.group.as_ref() == Some(group));
+        let members: Vec<&Job> = members.flat_map(|one| variants(&one.need.job)).collect();
+        // A group without jobs shows how its generator ended.
+        let shown = if members.is_empty() { need_result(&variants(generator)) } else { need_result(&members) };
+        results.extend(shown.map(|result| (group.clone(), result)));
+    }
+    results
 }
 
 /// The variants of one base name as one result; none while one is open.

@@ -20,7 +20,7 @@ pub(crate) struct Shared {
     pub(crate) node: InstanceId,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) ids: Arc<dyn IdSource>,
-    /// Marks this store's own notifications on PostgreSQL.
+    /// Names this opening of the database: marks its own notifications on PostgreSQL, and its leases.
     pub(crate) mark: Uuid,
     locks: Mutex<HashMap<String, Arc<Vec<u8>>>>,
     room: Mutex<Option<Room>>,
@@ -73,11 +73,20 @@ pub(crate) struct Ctx {
     /// When the operation began; all rows it writes carry this time.
     pub(crate) now: Ts,
     topics: Mutex<Vec<Topic>>,
+    /// What was read, perhaps of what this transaction wrote itself: nobody else may see it before the commit.
+    fresh: Mutex<Fresh>,
+}
+
+/// See `Ctx::fresh`.
+#[derive(Default)]
+struct Fresh {
+    locks: HashMap<String, Arc<Vec<u8>>>,
+    listened: Option<(i64, Arc<BTreeSet<String>>)>,
 }
 
 impl Ctx {
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), now: shared.clock.now(), topics: Mutex::default() }
+        Self { shared: Arc::clone(shared), now: shared.clock.now(), topics: Mutex::default(), fresh: Mutex::default() }
     }
 
     /// Now, not when the operation began: for times that must not run against those of whoever held a lock before.
@@ -88,6 +97,11 @@ impl Ctx {
     /// This instance.
     pub(crate) fn node(&self) -> &InstanceId {
         &self.shared.node
+    }
+
+    /// This start of this instance.
+    pub(crate) fn incarnation(&self) -> Uuid {
+        self.shared.mark
     }
 
     /// A fresh id.
@@ -129,31 +143,50 @@ impl Ctx {
 
     /// What registered workflows listen to, if it is known for this version of the registry.
     pub(crate) fn listened_at(&self, version: i64) -> Option<Arc<BTreeSet<String>>> {
-        let kept = self.shared.listened.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.as_ref().filter(|(known, _)| *known == version).map(|(_, types)| Arc::clone(types))
+        let at = |kept: &Option<(i64, Arc<BTreeSet<String>>)>| {
+            kept.as_ref().filter(|(known, _)| *known == version).map(|(_, types)| Arc::clone(types))
+        };
+        // The own one first: a version that this transaction made may have been made, with other content, by one that was
+        // undone.
+        let own = at(&self.fresh.lock().unwrap_or_else(PoisonError::into_inner).listened);
+        own.or_else(|| at(&self.shared.listened.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Keeps what [`listened_at`](Self::listened_at) gives.
     pub(crate) fn keep_listened(&self, version: i64, types: &Arc<BTreeSet<String>>) {
-        *self.shared.listened.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Arc::clone(types)));
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner).listened = Some((version, Arc::clone(types)));
     }
 
     /// What [`wake`](Self::wake) was told.
-    pub(crate) fn into_topics(self) -> Vec<Topic> {
-        self.topics.into_inner().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn topics(&self) -> Vec<Topic> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What it has read is committed: others may have it.
+    pub(crate) fn share(&self) {
+        let fresh = std::mem::take(&mut *self.fresh.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(listened) = fresh.listened {
+            *self.shared.listened.lock().unwrap_or_else(PoisonError::into_inner) = Some(listened);
+        }
+        if fresh.locks.is_empty() {
+            return;
+        }
+        let mut locks = self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if locks.len() + fresh.locks.len() > LOCKS_KEPT {
+            locks.clear();
+        }
+        locks.extend(fresh.locks);
     }
 
     /// A lock document from memory.
     pub(crate) fn lock_kept(&self, digest: &str) -> Option<Arc<Vec<u8>>> {
-        self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned()
+        let known = self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned();
+        known.or_else(|| self.fresh.lock().unwrap_or_else(PoisonError::into_inner).locks.get(digest).cloned())
     }
 
     /// Keeps a lock document that was read from the database.
     pub(crate) fn keep_lock(&self, digest: &str, body: &Arc<Vec<u8>>) {
-        let mut locks = self.shared.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        if locks.len() >= LOCKS_KEPT {
-            locks.clear();
-        }
-        locks.insert(digest.to_owned(), Arc::clone(body));
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.locks.insert(digest.to_owned(), Arc::clone(body));
     }
 }

@@ -26,6 +26,9 @@ pub enum StoreError {
     /// Two transactions got in each other's way. The store repeats by itself; this is what is left after eight attempts.
     #[error("the database is too busy: {0}; try again")]
     Conflict(String),
+    /// The instance does not hold the lease any more that the work needs.
+    #[error("this instance does not lead any more; another one does this work")]
+    Fenced,
     /// No connection, or the store is closed.
     #[error("the database is not available: {0}")]
     Unavailable(String),

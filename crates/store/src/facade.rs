@@ -1,11 +1,13 @@
 //! The facade: every operation of the store, declared once.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kici_engine::ids::{AgentId, DeliveryRowId, IdSource, InstanceId, JobId, RegistrationId, RunId, SourceId, TokenId};
+use kici_engine::ids::{
+    AgentId, DeliveryRowId, EventId, IdSource, InstanceId, JobId, RegistrationId, RunId, SourceId, TokenId,
+};
 use kici_engine::lock::GitCredentials;
+use kici_engine::state::JobStatus;
 use kici_engine::time::{Clock, Ts};
 use serde_json::Value as Json;
 use tokio_util::sync::CancellationToken;
@@ -240,6 +242,8 @@ macro_rules! facade {
     };
     (@write $self:ident ($lane:expr) $module:ident $name:ident ($($arg:ident)*)) => {{
         let lane: Lane = $lane;
+        // Of the task that asks: the writer runs on another one.
+        let fence = crate::fence::current();
         let args = Arc::new(($($arg,)*));
         $self.inner.alive()?;
         let done = match &$self.inner.backend {
@@ -252,7 +256,9 @@ macro_rules! facade {
             }).await,
             Backend::Pg(db) => db.write(lane, stringify!($name), move |conn, ctx| {
                 let args = Arc::clone(&args);
+                let fence = fence.clone();
                 Box::pin(async move {
+                    pg::check_fence(conn, fence.as_ref()).await?;
                     let ($($arg,)*) = &*args;
                     pg::shared::$module::$name(conn, ctx, $($arg),*).await
                 })
@@ -274,6 +280,8 @@ macro_rules! facade {
 }
 
 mod bus;
+mod intake;
+mod stored;
 
 facade! {
     // ---- meta, instances, leases
@@ -291,7 +299,8 @@ facade! {
     read meta::instance_dead(before: Ts) -> Vec<InstanceId>;
     /// Forgets an instance (clean stop, or dead).
     write(Lane::META) meta::instance_remove(id: InstanceId) -> ();
-    /// Takes or renews the lease `name` for this instance. On SQLite it is always granted.
+    /// Takes or renews the lease `name` for this start of this instance, by the clock of the database. On SQLite it is always
+    /// granted.
     write(Lane::META) meta::lease_acquire(name: String, ttl: Duration) -> LeaseAnswer;
     /// Gives the lease back, if this instance holds it.
     write(Lane::META) meta::lease_release(name: String) -> ();
@@ -319,46 +328,6 @@ facade! {
     write(Lane::META) sources::registrations_replace(set: RegistrationSet) -> ();
     /// Raised by every change of a registration.
     read sources::registry_version() -> i64;
-
-    // ---- deliveries
-    /// Stores a delivery before it is answered.
-    write(Lane::text(&new.delivery_id)) deliveries::delivery_insert(new: NewDelivery) -> DeliveryInserted;
-    /// Claims the oldest received deliveries that are free and due. Claims older than `claim_timeout` count as free.
-    write(Lane::CLAIMS) deliveries::delivery_claim(limit: u32, claim_timeout: Duration) -> Vec<Delivery>;
-    /// Frees the claims of these instances; returns how many.
-    write(Lane::CLAIMS) deliveries::delivery_claims_release(instances: Vec<InstanceId>) -> u64;
-    /// Stores a delivery as overflow, unless `limit` are stored so already.
-    write(Lane::text(&new.delivery_id)) overflow::delivery_shed(new: NewDelivery, limit: u32) -> DeliveryShed;
-    /// Takes up to `limit` deliveries from the overflow for this instance; those older than `max_age` become dead.
-    write(Lane::CLAIMS) overflow::delivery_drain(limit: u32, max_age: Duration) -> Drained;
-    /// Finishes a delivery without runs. False when it was finished already.
-    write(Lane::of(id.uuid())) deliveries::delivery_finish(id: DeliveryRowId, outcome: DeliveryOutcome) -> bool;
-    /// Counts a failed attempt and frees the delivery until `next_at`; false when it was finished already.
-    write(Lane::of(id.uuid())) deliveries::delivery_retry(id: DeliveryRowId, error: String, next_at: Ts) -> bool;
-    /// Puts a dead delivery back to `received`; false when it is not dead (any more).
-    write(Lane::of(id.uuid())) deliveries::delivery_reopen(id: DeliveryRowId) -> bool;
-
-    /// Gives up a dead delivery for good, with this note. False when it is not dead (any more).
-    write(Lane::of(id.uuid())) deliveries::delivery_discard(id: DeliveryRowId, note: String) -> bool;
-    /// Headers and body; none once they left the database.
-    read deliveries::delivery_body(id: DeliveryRowId) -> Option<DeliveryBody>;
-    /// One delivery.
-    read deliveries::delivery_get(id: DeliveryRowId) -> Option<Delivery>;
-    /// Deliveries, newest first.
-    read deliveries::delivery_list(filter: DeliveryFilter, page: Page) -> Listed<Delivery>;
-    /// How many deliveries are in each status.
-    read deliveries::delivery_counts() -> BTreeMap<DeliveryStatus, u64>;
-    /// Finished deliveries whose body still lies in the database, oldest first.
-    read deliveries::delivery_bodies_finished(limit: u32) -> Vec<Delivery>;
-    /// Drops the body of a delivery, once it lies under `key` in the object store or is left out for a reason.
-    write(Lane::of(id.uuid())) deliveries::delivery_body_moved(id: DeliveryRowId, key: Option<String>, omitted: Option<String>) -> ();
-    /// Keeps a decision trace.
-    write(Lane::of(id.uuid())) deliveries::trace_put(id: DeliveryRowId, trace: Json) -> ();
-    /// The decision trace of a delivery.
-    read deliveries::trace_get(id: DeliveryRowId) -> Option<Json>;
-    /// Finishes a delivery with all that came of it: runs, trace, registrations. `activate` judges jobs that are ready
-    /// although they were given as `Pending`.
-    write(Lane::of(done.id.uuid())) deliveries::delivery_process(done: ProcessedDelivery, activate: Arc<dyn Activate>) -> Processed;
 
     // ---- retention: what is older than `before`, at most `limit`, and never what is still open
     /// Deletes ended rows of the queue; returns how many.
@@ -389,6 +358,8 @@ facade! {
     read run_lists::run_list(filter: RunFilter, page: Page) -> Listed<Run>;
     /// One job.
     read run_lists::job_get(id: JobId) -> Option<Job>;
+    /// The last delivery and the status of each of these jobs.
+    read run_lists::job_standings(ids: Vec<JobId>) -> Vec<(JobId, u32, JobStatus)>;
     /// The jobs of a run, in order of creation.
     read run_lists::jobs_of_run(id: RunId) -> Vec<Job>;
     /// The edges of a run.
@@ -397,6 +368,18 @@ facade! {
     read steps::steps_of_run(id: RunId) -> Vec<Step>;
     /// The steps of one delivery of a job.
     read steps::steps_of_job(job: JobId, epoch: u32) -> Vec<Step>;
+    /// Keeps the jobs that a generator made, for the moment in which it ends well.
+    write(Lane::of(new.job.run_id.uuid())) generated::generated_put(new: NewGenerated) -> Guarded;
+    /// Digest and number of the jobs that a generator reported last.
+    read generated::generated_get(job: JobId) -> Option<(String, u32)>;
+    /// Jobs that wait for runs that they started, oldest first.
+    read gates::gates_open(limit: u32) -> Vec<OpenGate>;
+    /// Whether a job waits for what an event starts.
+    read gates::gate_of_event(id: EventId) -> bool;
+    /// Says on a job what it waits for.
+    write(Lane::of(run.uuid())) gates::gate_note(run: RunId, job: JobId, note: String) -> ();
+    /// Ends a job that waited for runs that it started, or its waiting when it has ended by itself.
+    write(Lane::of(run.uuid())) gates::gate_settle(run: RunId, job: JobId, verdict: GateVerdict, activate: Arc<dyn Activate>) -> Option<Effects>;
     /// Applies changes of steps in order; one answer each. A terminal step never changes.
     write(Lane::first(&steps)) steps::step_upsert(steps: Vec<StepWrite>) -> Vec<StepWritten>;
     /// Marks the logs of a delivery's steps as sealed, with their final sizes `(step_key, bytes, lines)`.
@@ -487,6 +470,12 @@ facade! {
     read queue_lists::queue_get(job: JobId) -> Option<QueueRow>;
     /// Rows, oldest first.
     read queue_lists::queue_list(filter: QueueFilter) -> Vec<QueueRow>;
+    /// Rows that wait, in the order in which they are taken.
+    read queue_lists::queue_oldest_pending(limit: u32) -> Vec<QueueRow>;
+    /// Those of these rows that wait.
+    read queue_lists::queue_pending_of(jobs: Vec<JobId>) -> Vec<QueueRow>;
+    /// Notes why no agent could be started for rows that wait, or that nothing stands in the way.
+    write(Lane::META) queue_lists::queue_provisioning_set(errors: Vec<(JobId, Option<String>)>) -> ();
     /// How many rows wait for what.
     read queue_lists::queue_counts() -> QueueCounts;
     /// Deliveries of a job, oldest first.
@@ -509,6 +498,14 @@ facade! {
     write(Lane::META) tokens::agent_token_touch(seen: Vec<(TokenId, Ts)>) -> ();
     /// Deletes ephemeral and bootstrap tokens that expired before `before`, but those in use; returns their ids.
     write(Lane::META) tokens::agent_token_reap(before: Ts, except: Vec<TokenId>) -> Vec<TokenId>;
+    /// Stores a claim code. `Exists` when there is one with this hash.
+    write(Lane::META) claims::claim_create(new: NewClaim) -> ();
+    /// Uses a claim code up, for whoever brings it. Of several at once one gets it.
+    write(Lane::META) claims::claim_redeem(hash: String, by: String) -> Redeemed;
+    /// Revokes the open claim codes of an agent; returns how many.
+    write(Lane::META) claims::claims_revoke(agent_id: AgentId) -> u64;
+    /// Deletes claim codes that expired before `before`; returns how many.
+    write(Lane::META) claims::claims_reap(before: Ts) -> u64;
     /// Stores an operator's token.
     write(Lane::META) tokens::admin_token_create(new: NewAdminToken) -> AdminToken;
     /// All operators' tokens, newest first.
@@ -533,6 +530,8 @@ facade! {
     write(Lane::META) roster::roster_declare(declared: DeclaredHost) -> (RosterHost, bool);
     /// Removes a host unless it is connected to a live instance.
     write(Lane::META) roster::roster_remove(agent_id: AgentId) -> HostRemoved;
+    /// Sets a property of a host beside those it has, the system's own too. False when there is no such host.
+    write(Lane::META) roster::roster_property_set(agent_id: AgentId, key: String, value: Json) -> bool;
     /// A host is about to restart; false when there is no such host. A later request replaces an earlier one.
     write(Lane::META) roster::roster_reboot_request(agent_id: AgentId, reboot: PendingReboot) -> bool;
     /// The restart that was due by `until` is over or called off; false when it is not the pending one.

@@ -11,9 +11,12 @@ mod compat;
 mod ctx;
 mod error;
 mod facade;
+mod fence;
 pub mod model;
 mod notify;
 mod pg;
+#[cfg(all(test, feature = "testing"))]
+mod plan_tests;
 #[cfg(all(test, feature = "testing"))]
 mod schema_tests;
 mod sqlite;
@@ -24,4 +27,5 @@ mod write;
 
 pub use error::StoreError;
 pub use facade::{Durability, Store, StoreConfig};
+pub use fence::{Fence, fenced};
 pub use notify::{Topic, Wakeup, Wakeups};

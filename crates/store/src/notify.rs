@@ -17,10 +17,14 @@ pub enum Topic {
     Queue,
     /// There is news for those that wait for slots of concurrency groups, or have them.
     Slots,
+    /// There is news for jobs that wait for runs that they started.
+    Gates,
     /// Something of this run.
     Run(RunId),
     /// A token was revoked.
     Revocations,
+    /// Jobs are to be stopped at agents of other instances.
+    Cancels,
 }
 
 /// One wake-up.
@@ -40,7 +44,9 @@ impl Wakeup {
             Self::Changed(Topic::Events) => "events".to_owned(),
             Self::Changed(Topic::Queue) => "queue".to_owned(),
             Self::Changed(Topic::Slots) => "slots".to_owned(),
+            Self::Changed(Topic::Gates) => "gates".to_owned(),
             Self::Changed(Topic::Revocations) => "revocations".to_owned(),
+            Self::Changed(Topic::Cancels) => "cancels".to_owned(),
             Self::Changed(Topic::Run(id)) => format!("run:{}", id.uuid()),
             Self::Missed => "all".to_owned(),
         }
@@ -53,7 +59,9 @@ impl Wakeup {
             "events" => Self::Changed(Topic::Events),
             "queue" => Self::Changed(Topic::Queue),
             "slots" => Self::Changed(Topic::Slots),
+            "gates" => Self::Changed(Topic::Gates),
             "revocations" => Self::Changed(Topic::Revocations),
+            "cancels" => Self::Changed(Topic::Cancels),
             other => other
                 .strip_prefix("run:")
                 .and_then(|id| id.parse().ok())

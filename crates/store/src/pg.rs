@@ -20,6 +20,7 @@ use crate::StoreError;
 use crate::compat;
 use crate::ctx::{Ctx, Shared};
 use crate::facade::{Durability, Lane};
+use crate::fence::Fence;
 use crate::notify::{Notifier, Topic, Wakeup};
 use crate::write::{self, BoxedWrite, Pending, Transact};
 
@@ -34,6 +35,13 @@ pub(crate) mod backend {
     pub(crate) async fn take_turn(conn: &mut Conn, key: i64) -> diesel::QueryResult<()> {
         let lock = diesel::sql_query("SELECT pg_advisory_xact_lock($1)").bind::<diesel::sql_types::BigInt, _>(key);
         diesel_async::RunQueryDsl::execute(lock, conn).await.map(drop)
+    }
+
+    /// Now, by the clock of the database: leases of several nodes are compared by one clock only.
+    pub(crate) async fn lease_now(conn: &mut Conn, _: &crate::ctx::Ctx) -> diesel::QueryResult<crate::types::DbTs> {
+        // Not `now()`, which stands still within a transaction.
+        let now = diesel::dsl::sql::<diesel::sql_types::Timestamptz>("clock_timestamp()");
+        diesel_async::RunQueryDsl::get_result(diesel::select(now), conn).await
     }
 
     pub(crate) mod sql {
@@ -66,6 +74,19 @@ macro_rules! insert_all {
 
 #[path = "shared/mod.rs"]
 pub(crate) mod shared;
+
+/// Fails unless the lease is held in this term, and keeps others from taking it until the transaction ends.
+pub(crate) async fn check_fence(conn: &mut Conn, fence: Option<&Fence>) -> Result<(), StoreError> {
+    use diesel::sql_types::{BigInt, Text};
+    let Some(Fence { lease, term }) = fence else { return Ok(()) };
+    let held = diesel::sql_query(
+        "SELECT 1 FROM leases WHERE name = $1 AND term = $2 AND expires_at > clock_timestamp() FOR SHARE",
+    );
+    match held.bind::<Text, _>(lease).bind::<BigInt, _>(term).execute(conn).await? {
+        0 => Err(StoreError::Fenced),
+        _ => Ok(()),
+    }
+}
 
 use backend::Conn;
 
@@ -228,7 +249,9 @@ impl Postgres {
     {
         let mut conn = self.pool.get().await.map_err(|error| StoreError::Unavailable(error.to_string()))?;
         let ctx = Ctx::new(&self.shared);
-        run(&mut conn, &ctx).await
+        let outcome = run(&mut conn, &ctx).await;
+        ctx.share();
+        outcome
     }
 
     pub(crate) async fn close(&self) {

@@ -1,10 +1,10 @@
-//! `shared/schema.rs` against what the migrations make, and the plans of the hot queries.
+//! `shared/schema.rs` against what the migrations make.
 
 use std::collections::BTreeMap;
 
 use diesel::sql_types::Text;
 use diesel::{Connection, QueryableByName, SqliteConnection, sql_query};
-use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
+use diesel_async::{AsyncConnection, AsyncPgConnection};
 
 use crate::testing::TestStore;
 
@@ -12,7 +12,14 @@ use crate::testing::TestStore;
 fn declared() -> BTreeMap<String, (String, bool)> {
     let mut columns = BTreeMap::new();
     let mut table = String::new();
-    for line in concat!(include_str!("shared/schema.rs"), include_str!("shared/schema/bus.rs")).lines() {
+    for line in concat!(
+        include_str!("shared/schema.rs"),
+        include_str!("shared/schema/bus.rs"),
+        include_str!("shared/schema/claims.rs"),
+        include_str!("shared/schema/kept.rs")
+    )
+    .lines()
+    {
         let line = line.trim();
         if let Some((name, kind)) = line.trim_end_matches(',').split_once(" -> ")
             && line.ends_with(',')
@@ -87,42 +94,4 @@ async fn postgres_has_the_declared_columns() {
         ("text", "Text"),
     ];
     assert_eq!(found(rows, &kinds), declared());
-}
-
-#[derive(QueryableByName)]
-struct Plan {
-    #[diesel(sql_type = Text)]
-    detail: String,
-}
-
-#[derive(QueryableByName)]
-struct PgPlan {
-    #[diesel(sql_type = Text, column_name = "QUERY PLAN")]
-    line: String,
-}
-
-/// The claim's question for one selector, as `shared::queue` asks it.
-const CLAIM: &str = "SELECT priority, created_at, id FROM dispatch_queue WHERE dispatch_queue.status = 'pending' \
-     AND selector_digest = 'x' ORDER BY priority DESC, created_at, id LIMIT 5";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_claim_walks_the_partial_index_without_sorting() {
-    let t = TestStore::sqlite().await;
-    let explain = sql_query(format!("EXPLAIN QUERY PLAN {CLAIM}"));
-    let plan = diesel::RunQueryDsl::load::<Plan>(explain, &mut sqlite(&t)).unwrap();
-    let plan: Vec<_> = plan.into_iter().map(|row| row.detail).collect();
-    assert_eq!(plan.len(), 1, "no sort: {plan:?}");
-    assert!(plan[0].contains("dispatch_queue_pending_idx"), "{plan:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_claim_walks_the_partial_index_on_postgres() {
-    let Some(t) = TestStore::postgres().await else { return };
-    let mut conn = postgres(&t).await;
-    // An empty table is cheaper to scan and to sort.
-    conn.batch_execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off").await.unwrap();
-    let explain = sql_query(format!("EXPLAIN {CLAIM}"));
-    let plan = diesel_async::RunQueryDsl::load::<PgPlan>(explain, &mut conn).await.unwrap();
-    let plan = plan.into_iter().map(|row| row.line).collect::<Vec<_>>().join("\n");
-    assert!(plan.contains("dispatch_queue_pending_idx") && !plan.contains("Sort"), "{plan}");
 }

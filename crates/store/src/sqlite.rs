@@ -39,6 +39,11 @@ pub(crate) mod backend {
         Ok(())
     }
 
+    /// There is one node, and one clock.
+    pub(crate) async fn lease_now(_: &mut Conn, ctx: &crate::ctx::Ctx) -> diesel::QueryResult<crate::types::DbTs> {
+        Ok(ctx.now.into())
+    }
+
     pub(crate) mod sql {
         pub(crate) use diesel::sql_types::{BigInt as Ts, Text as Id};
     }
@@ -248,6 +253,7 @@ impl Sqlite {
                 None => Conn::new(establish(&pool.path, pool.durability, true)?),
             };
             let outcome = ready(run(&mut conn, &ctx))?;
+            ctx.share();
             pool.idle.lock().unwrap_or_else(PoisonError::into_inner).push(conn);
             outcome
         })

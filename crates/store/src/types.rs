@@ -9,7 +9,10 @@ use diesel::pg::{Pg, PgValue};
 use diesel::serialize::{self, IsNull, Output, ToSql};
 use diesel::sql_types;
 use diesel::sqlite::Sqlite;
-use kici_engine::ids::{DeliveryRowId, EventId, JobId, RegistrationId, RunId, SourceId, TokenId, TrustId};
+use kici_engine::ids::{
+    ArtifactId, CacheEntryId, DeliveryRowId, EventId, JobId, RegistrationId, RunId, SourceId, TokenId, TrustId,
+    UploadId,
+};
 use kici_engine::time;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -63,7 +66,7 @@ macro_rules! from_typed_ids {
     )*};
 }
 
-from_typed_ids!(DeliveryRowId EventId JobId RegistrationId RunId SourceId TokenId TrustId);
+from_typed_ids!(ArtifactId CacheEntryId UploadId DeliveryRowId EventId JobId RegistrationId RunId SourceId TokenId TrustId);
 
 impl From<Uuid> for DbId {
     fn from(id: Uuid) -> Self {

@@ -40,13 +40,15 @@ pub(crate) struct Pending<F, R> {
     run: F,
     kept: Option<R>,
     topics: Vec<Topic>,
+    /// What it has read, for everybody once it is committed.
+    ctx: Option<Ctx>,
     answer: oneshot::Sender<Result<R, StoreError>>,
 }
 
 impl<F, R> Pending<F, R> {
     pub(crate) fn new(name: &'static str, run: F) -> (Self, oneshot::Receiver<Result<R, StoreError>>) {
         let (answer, receiver) = oneshot::channel();
-        (Self { name, run, kept: None, topics: Vec::new(), answer }, receiver)
+        (Self { name, run, kept: None, topics: Vec::new(), ctx: None, answer }, receiver)
     }
 }
 
@@ -65,8 +67,10 @@ where
         Box::pin(async move {
             self.kept = None;
             self.topics.clear();
+            self.ctx = None;
             self.kept = Some((self.run)(conn, &ctx).await?);
-            self.topics = ctx.into_topics();
+            self.topics = ctx.topics();
+            self.ctx = Some(ctx);
             Ok(())
         })
     }
@@ -76,6 +80,9 @@ where
     }
 
     fn committed(self: Box<Self>) {
+        if let Some(ctx) = &self.ctx {
+            ctx.share();
+        }
         let outcome = self.kept.ok_or_else(|| StoreError::Db("a write was committed before it ran".to_owned()));
         // The caller may have gone away; the write stays.
         let _ = self.answer.send(outcome);

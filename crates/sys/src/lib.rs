@@ -9,5 +9,6 @@ pub mod clock;
 pub mod confine;
 pub mod host;
 pub mod ids;
+pub mod init;
 #[cfg(target_os = "linux")]
 pub mod process;

@@ -86,7 +86,7 @@ async fn flood(node: &Node, effort: Effort) -> Result<Figures> {
     Ok(vec![("flood_mib_per_s", bytes as f64 / f64::from(1 << 20) / took.as_secs_f64())])
 }
 
-async fn ended(node: &Node, work: Work) -> Result<RunDetail> {
+pub(super) async fn ended(node: &Node, work: Work) -> Result<RunDetail> {
     let run = started(node, work).await?;
     let detail = node.server.ended(run).await?;
     anyhow::ensure!(crate::dev::report::all_succeeded(std::slice::from_ref(&detail)), "a run failed: {detail:?}");

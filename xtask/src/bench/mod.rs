@@ -4,6 +4,7 @@
 mod agent;
 mod bare;
 mod compile;
+mod container;
 mod measure;
 mod node;
 pub(crate) mod postgres;
@@ -41,6 +42,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("trivial_job_p50_ms", "trivial job with checkout, p50 (ms)", "<= 50"),
     ("trivial_job_p99_ms", "trivial job with checkout, p99 (ms)", ""),
     ("bare_overhead_p50_ms", "job without checkout over its plain command, p50 (ms)", "<= 25"),
+    ("container_overhead_p50_ms", "job in a container over its plain command, warm image, p50 (ms)", "<= 350"),
+    ("container_overhead_p99_ms", "job in a container over its plain command, warm image, p99 (ms)", ""),
     ("cancel_p50_ms", "cancel to no process left, p50 (ms)", "<= 100"),
     ("cancel_p99_ms", "cancel to no process left, p99 (ms)", ""),
     ("flood_mib_per_s", "1 GiB of output of one step, through the agent (MiB/s)", ""),
@@ -78,6 +81,8 @@ enum Part {
     Standard,
     /// Jobs on a host: latencies, overhead, cancel, much output
     Bare,
+    /// Jobs in containers, with Docker
+    Container,
     /// 1,000 and 10,000 idle agents
     Fleet,
     /// Claims while 100,000 jobs wait
@@ -121,11 +126,16 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     server::install_crypto();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let effort = Effort { quick: options.quick };
+    let engine = match options.part.contains(&Part::Container) {
+        true => Some(container::engine(workspace)?),
+        false => None,
+    };
+    let host = engine.as_ref().map(|(_, host)| host.as_str());
     let mut results: BTreeMap<Backend, Figures> = BTreeMap::new();
     let mut failed = 0;
     for backend in [Backend::Sqlite, Backend::Postgres] {
         for part in options.part.iter().filter(|_| options.only.is_none_or(|only| only == backend)) {
-            match runtime.block_on(measure(&binaries, backend, *part, effort)) {
+            match runtime.block_on(measure(&binaries, backend, *part, effort, host)) {
                 Ok(figures) => results.entry(backend).or_default().extend(figures),
                 // Minutes of work of the other parts are not thrown away.
                 Err(error) => {
@@ -144,10 +154,21 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-async fn measure(binaries: &std::path::Path, backend: Backend, part: Part, effort: Effort) -> Result<Figures> {
+async fn measure(
+    binaries: &std::path::Path,
+    backend: Backend,
+    part: Part,
+    effort: Effort,
+    engine: Option<&str>,
+) -> Result<Figures> {
     match part {
         Part::Standard => standard(binaries, backend, effort).await,
         Part::Bare => alone(binaries, backend, effort, "bare jobs", bare::bare).await,
+        Part::Container => {
+            let host = engine.context("there is no engine")?;
+            let part = async |node: &Arc<Node>, effort| container::container(node, effort, host).await;
+            alone(binaries, backend, effort, "containers", part).await
+        }
         Part::Fleet => alone(binaries, backend, effort, "fleet", scale::fleet).await,
         Part::Backlog => alone(binaries, backend, effort, "backlog", scale::backlog).await,
         Part::Snapshot => alone(binaries, backend, effort, "snapshot", scale::snapshot).await,

@@ -27,6 +27,8 @@ pub(crate) enum Work {
     Trivial,
     /// A step that does nothing, on the real agent; no checkout.
     Plain,
+    /// A step that does nothing, in a container of the real agent; no checkout.
+    Contained,
     /// A step that goes on until it is told to end, with a child in a session of its own.
     Hang,
     /// A step that writes 1 GiB.
@@ -46,6 +48,7 @@ impl Work {
             Work::FirstInstruction => "first",
             Work::Trivial => "trivial",
             Work::Plain => "plain",
+            Work::Contained => "contained",
             Work::Hang => "hang",
             Work::Flood => "flood",
             Work::Trickle => "trickle",
@@ -54,7 +57,7 @@ impl Work {
 }
 
 /// One file per kind of work; `N` is its branch.
-const WORKFLOWS: [(&str, &str); 8] = [
+const WORKFLOWS: [(&str, &str); 9] = [
     ("one", "runs_on: simulated\n    checkout: false\n    run: 'true'"),
     (
         "many",
@@ -66,10 +69,17 @@ const WORKFLOWS: [(&str, &str); 8] = [
     ),
     ("trivial", "runs_on: real\n    run: 'true'"),
     ("plain", "runs_on: real\n    checkout: false\n    run: 'true'"),
+    (
+        "contained",
+        "runs_on: real\n    checkout: false\n    container: { image: 'kici-bench/busybox:1', pull: never }\n    run: 'true'",
+    ),
     ("hang", "runs_on: real\n    checkout: false\n    run: 'setsid sleep 600 & exec sleep 600'"),
     ("flood", FLOOD),
     ("trickle", TRICKLE),
 ];
+
+/// The image of [`Work::Contained`].
+pub(super) const IMAGE: &str = "kici-bench/busybox:1";
 
 /// Lines of 64 bytes.
 const FLOOD: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 16777216 || true'";
@@ -122,9 +132,14 @@ impl Node {
 
     /// Starts a real agent.
     pub(crate) async fn agent(&self) -> Result<Program> {
+        self.agent_with(&[]).await
+    }
+
+    /// Starts a real agent with these settings besides.
+    pub(crate) async fn agent_with(&self, settings: &[(&'static str, String)]) -> Result<Program> {
         let state = self.directory.path().join("agent");
         std::fs::create_dir_all(&state)?;
-        let variables = [
+        let mut variables = vec![
             ("KICI_ORCHESTRATOR_URL", self.server.url()),
             ("KICI_AGENT_TOKEN", self.agent_token().await?),
             ("KICI_AGENT_ID", "real".to_owned()),
@@ -132,6 +147,7 @@ impl Node {
             ("KICI_STATE_DIR", state.display().to_string()),
             ("KICI_PORT", "0".to_owned()),
         ];
+        variables.extend(settings.iter().cloned());
         Program::start("agent", kici(&self.binaries.join("kici-agent"), &variables), self.directory.path())
     }
 

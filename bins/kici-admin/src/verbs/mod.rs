@@ -2,8 +2,10 @@
 
 pub(crate) mod agent;
 pub(crate) mod agent_token;
+pub(crate) mod artifact;
 pub(crate) mod audit;
 mod bus;
+pub(crate) mod cache;
 pub(crate) mod event;
 pub(crate) mod event_trust;
 pub(crate) mod host;
@@ -61,6 +63,8 @@ pub(crate) async fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Workflow(verb) => workflow::run(&context, verb).await,
         Command::Orchestrator(verb) => orchestrator::run(&context, verb).await,
         Command::Audit(verb) => audit::run(&context, verb).await,
+        Command::Artifact(verb) => artifact::run(&context, verb).await,
+        Command::Cache(verb) => cache::run(&context, verb).await,
         Command::Diagnose => diagnose::run(&context).await,
         Command::Completions { shell } => {
             // Into memory first: the generator panics when its reader goes away.

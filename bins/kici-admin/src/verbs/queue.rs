@@ -100,6 +100,7 @@ fn show(context: &Context, entry: &QueueEntry) -> String {
         ("agent", entry.agent_id.clone().unwrap_or_default()),
         ("hand-overs", format!("{} ({} undone)", entry.epoch, entry.attempts)),
         ("reason", entry.routing_reason.clone().unwrap_or_default()),
+        ("provisioning", entry.last_provisioning_error.clone().unwrap_or_default()),
         ("queued", time(Some(entry.created_at))),
         ("expires", time(entry.expires_at)),
         ("handed over", time(entry.dispatched_at)),

@@ -57,6 +57,11 @@ pub(crate) enum Verb {
         #[arg(long)]
         steps: bool,
     },
+    /// List the artifacts of a run
+    Artifacts {
+        /// Its id
+        run: RunId,
+    },
     /// Print logs
     Logs(Logs),
     /// Wait for a run to end and tell what happens; exit 0 when it succeeds, 1 when not
@@ -126,6 +131,7 @@ pub(crate) async fn run(context: &Context, verb: Verb) -> Result<u8, Failure> {
             out.page(&page.await?, "no runs", &columns(out))?;
         }
         Verb::Show { run, steps } => show(out, &client, run, steps).await?,
+        Verb::Artifacts { run } => return super::artifact::list(context, run).await,
         Verb::Logs(logs) => return run_logs::logs(out, &client, logs).await,
         Verb::Watch { run } => return run_logs::watch(out, &client, run).await,
         Verb::Cancel { run, force } => {

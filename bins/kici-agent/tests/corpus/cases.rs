@@ -142,4 +142,11 @@ pub const CASES: &[Case] = &[
     Case { name: "puts a link in the place of its outputs", steps: &["ln -sf {token} $KICI_OUTPUT"], says: &["not a plain file"], ..PLAIN },
     Case { name: "puts a pipe in the place of its outputs", steps: &["rm $KICI_OUTPUT && mkfifo $KICI_OUTPUT"], says: &["not a plain file"], ..PLAIN },
     Case { name: "puts a directory in the place of its summary", steps: &["rm $KICI_SUMMARY && mkdir $KICI_SUMMARY"], says: &["not a plain file"], ..PLAIN },
+    // Caches and artifacts. What the agent lets pass nobody takes here: the other side knows none.
+    Case { name: "a cache path that climbs, is absolute or a whole home", says: &["code 2"], never: &["code 0", "code 3"],
+        steps: &["set +e; mkdir t; for p in ../../x /etc '~' '~/../x' . t/../../x; do kici cache save --key k $p; echo code $?; kici cache restore --key k $p; echo code $?; done"], ..PLAIN },
+    Case { name: "an artifact with a name or path that climbs or is absolute", says: &["code 2"], never: &["code 0", "code 3"],
+        steps: &["set +e; touch f; for n in ../x /x .. a/b ''; do kici artifact upload \"$n\" f; echo code $?; done; for p in /etc/passwd ../../x '~/x' '{outside}'; do kici artifact upload x \"$p\"; echo code $?; done; kici artifact download x --path ../y; echo code $?"], ..PLAIN },
+    Case { name: "a cache and an artifact by way of a link", says: &["code 3"], never: &["code 0", "root:"],
+        steps: &["set +e; ln -s /etc e; kici artifact upload x e/passwd; echo code $?; kici cache save --required --key k e/passwd; echo code $?"], ..PLAIN },
 ];

@@ -19,7 +19,10 @@ jobs:
     matrix: { n: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11] }
     run: echo "$KICI_JOB_ID" >> "@JUDGE@"; sleep 0.1
 "#;
-    let stack = Stack::start(None).await;
+    let mut stack = Stack::unstarted(None);
+    // In life nobody stops an agent a dozen times in a second; the oldest job would be given up.
+    stack.variables = vec![("KICI_QUEUE_MAX_ATTEMPTS", "50")];
+    stack.start_orchestrator("127.0.0.1:0").await;
     let token = stack.agent_token().await;
     let judge = stack.dir.path().join("judge");
     let workflow = WORK.replace("@JUDGE@", judge.to_str().unwrap());

@@ -259,7 +259,7 @@ async fn a_static_credential_works_with_a_note_and_reading_is_the_default() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_without_git_credentials_and_a_helper_without_an_agent_get_an_ordinary_error() {
     let (stack, host, _agent) = start(None).await;
-    let script = "refused git fetch -q origin main\ntest -z \"${KICI_SOCK:-}\"\nif command -v kici; then exit 9; fi\n";
+    let script = "refused git fetch -q origin main\nset +e\nkici git token\ntest $? = 3\n";
     let sha = host.repository("acme/app", &[(".kici/workflows/ci.yaml", &workflow("false", script))], &[]);
     let run = host.push(&stack, "acme/app", &sha).await;
     let log = succeeds(&stack, run).await;

@@ -49,7 +49,7 @@ async fn finish(stack: &Stack, run: RunId) {
 }
 
 #[tokio::test]
-async fn a_job_whose_agent_was_killed_fails_as_lost_and_leaves_nothing_running() {
+async fn complaint_4_a_job_whose_agent_was_killed_is_out_of_contact_at_once_and_then_lost() {
     const LONG: &str = r#"
 on: push
 jobs:

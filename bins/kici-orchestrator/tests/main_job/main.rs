@@ -3,9 +3,11 @@
 
 mod bus;
 mod chaos;
+mod claims;
 mod complaints;
 mod crash;
 mod disk;
+mod dynamic;
 mod git_by_hand;
 mod git_credentials;
 mod git_host;
@@ -13,13 +15,16 @@ mod happy;
 mod hostile;
 mod hosts;
 mod intake;
+mod invoke;
 mod language;
 mod large;
+mod leader;
 mod loss;
 mod postgres;
 mod scope;
 mod sessions;
 mod stack;
+mod stored;
 mod surroundings;
 mod turns;
 mod verbs;

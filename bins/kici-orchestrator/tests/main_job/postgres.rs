@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::stack::{Stack, until};
 
 /// A server of its own, since it is to be killed.
-struct Server {
+pub struct Server {
     dir: TempDir,
     programs: PathBuf,
     owner: Option<(u32, u32)>,
@@ -23,7 +23,7 @@ struct Server {
 
 impl Server {
     /// None where PostgreSQL is not installed.
-    fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
         let programs =
             versions.map(|entry| entry.path().join("bin")).filter(|path| path.join("initdb").exists()).max()?;
@@ -67,7 +67,7 @@ impl Server {
         self.run("pg_ctl", &["-m", "immediate", "-w", "stop"]);
     }
 
-    fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let path = Path::new(self.dir.path()).to_str().unwrap().replace('/', "%2F");
         format!("postgres://postgres@{path}/postgres")
     }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use diesel::Connection as _;
+use diesel::connection::SimpleConnection as _;
 use kici_api::client::{Client, ClientConfig};
 use kici_api::dto::events::DeliveryView;
 use kici_api::dto::logs::{FollowEvent, FollowRequest};
@@ -83,6 +85,8 @@ pub struct Stack {
     pub dir: TempDir,
     pub database: Option<String>,
     pub address: String,
+    /// The owner's; of another installation on the same database where that was first.
+    pub token: String,
     pub client: Client,
     pub http: reqwest::Client,
     /// Further variables of the orchestrator.
@@ -134,8 +138,17 @@ impl Stack {
         fs::create_dir(dir.path().join("repos")).unwrap();
         let http = reqwest::Client::new();
         let client = connect("127.0.0.1:1", None);
-        let (mounts, variables) = (Vec::new(), Vec::new());
-        Self { orchestrator: None, mounts, dir, database, address: String::new(), client, http, variables }
+        Self {
+            orchestrator: None,
+            mounts: Vec::new(),
+            dir,
+            database,
+            address: String::new(),
+            token: String::new(),
+            client,
+            http,
+            variables: Vec::new(),
+        }
     }
 
     /// Puts a small file system at `name`; false where this process may not mount, which only people without root put up with.
@@ -157,8 +170,10 @@ impl Stack {
         self.orchestrator = Some(self.spawn_orchestrator(listen));
         let file = self.data().join("address");
         self.address = until("the orchestrator's address", async || fs::read_to_string(&file).ok()).await;
-        let token = fs::read_to_string(self.data().join("bootstrap-token")).unwrap();
-        self.client = connect(&self.address, Some(token.trim()));
+        if let Ok(token) = fs::read_to_string(self.data().join("bootstrap-token")) {
+            self.token = token.trim().to_owned();
+        }
+        self.client = connect(&self.address, Some(&self.token));
         until("readiness", async || self.client.ready().await.ok().filter(|ready| ready.ready)).await;
     }
 
@@ -210,19 +225,29 @@ impl Stack {
     }
 
     pub fn spawn_agent(&self, name: &str, token: &str, more: &[(&str, &str)]) -> Process {
+        let own = [("KICI_AGENT_ID", name), ("KICI_AGENT_TOKEN", token), ("KICI_LABELS", "default")];
+        self.spawn_claiming(name, &[&own[..], more].concat())
+    }
+
+    /// Starts an agent that nobody told who it is.
+    pub fn spawn_claiming(&self, directory: &str, settings: &[(&str, &str)]) -> Process {
         let mut command = clean(&binary("kici-agent"));
-        let log = self.dir.path().join(format!("{name}.log"));
+        let log = self.dir.path().join(format!("{directory}.log"));
         command
             .env("KICI_ORCHESTRATOR_URL", format!("http://{}", self.address))
-            .env("KICI_AGENT_ID", name)
-            .env("KICI_AGENT_TOKEN", token)
-            .env("KICI_LABELS", "default")
-            .env("KICI_STATE_DIR", self.dir.path().join(name))
+            .env("KICI_STATE_DIR", self.dir.path().join(directory))
             .env("KICI_PORT", "0")
-            .envs(more.iter().copied())
+            .envs(settings.iter().copied())
             .stdout(log_file(&log))
             .stderr(log_file(&log));
         Process(command.spawn().unwrap())
+    }
+
+    /// Runs a statement on the SQLite file beside the orchestrator.
+    pub fn sqlite(&self, statement: &str) {
+        let file = self.data().join("db/kici.sqlite3");
+        let mut conn = diesel::SqliteConnection::establish(file.to_str().unwrap()).unwrap();
+        conn.batch_execute(&format!("PRAGMA busy_timeout = 5000; {statement}")).unwrap();
     }
 
     /// A repository with these files, committed on `main`, as a source of the same name.

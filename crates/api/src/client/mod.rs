@@ -10,6 +10,7 @@ macro_rules! path {
 mod bus;
 mod follow;
 mod resources;
+mod stored;
 mod terminal;
 
 use std::time::Duration;
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 use url::{Host, Url};
 
 pub use follow::Follow;
+pub use stored::Download;
 pub use terminal::for_terminal;
 
 use crate::problem::Problem;

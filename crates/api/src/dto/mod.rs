@@ -11,6 +11,7 @@ pub mod logs;
 pub mod queue;
 pub mod runs;
 pub mod sources;
+pub mod stored;
 pub mod stream;
 pub mod system;
 pub mod tokens;

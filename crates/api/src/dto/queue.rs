@@ -34,6 +34,8 @@ pub struct QueueEntry {
     pub agent_id: Option<String>,
     /// Why nobody takes it.
     pub routing_reason: Option<String>,
+    /// Why no agent could be started for it, the last time that was tried.
+    pub last_provisioning_error: Option<String>,
     /// When it was queued.
     #[schema(value_type = String, format = DateTime)]
     pub created_at: Ts,

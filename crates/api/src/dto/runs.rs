@@ -150,6 +150,9 @@ pub struct JobView {
     pub matrix: BTreeMap<String, Json>,
     /// The jobs it waits for.
     pub needs: Vec<NeedView>,
+    /// `generate` makes other jobs, `invoke` starts other workflows and no agent has it; absent for all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
     /// Its status.
     #[schema(value_type = String)]
     pub status: JobStatus,
@@ -164,7 +167,7 @@ pub struct JobView {
     /// Hand-overs before the last one, oldest first; only in the detail of a run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<HandOverView>,
-    /// Why nobody takes it, while it waits.
+    /// Why nobody takes it while it waits or is held, and what it waits for.
     pub routing_reason: Option<String>,
     /// Its outputs.
     pub outputs: BTreeMap<String, String>,
@@ -208,8 +211,11 @@ pub struct HandOverView {
 /// One edge to a needed job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NeedView {
-    /// Base name of the needed job.
+    /// Base name of the needed job; of a group whose jobs are not known yet the job that makes them.
     pub job: String,
+    /// The group of generated jobs that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// The aggregate statuses that satisfy the need.
     #[schema(value_type = Vec<String>)]
     pub when: Vec<JobStatus>,

@@ -78,7 +78,7 @@ fn bearer(request: &Parts) -> Result<Token, Problem> {
     let token = Token::parse(text).map_err(|error| invalid(error.to_string()))?;
     match token.kind() {
         TokenKind::Admin => Ok(token),
-        TokenKind::Agent => {
+        TokenKind::Agent | TokenKind::Claim => {
             Err(invalid("this is an agent's token; the API takes those that start with kici_admin_".into()))
         }
     }

@@ -6,7 +6,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Content, OpenApi, PathItem, Ref, ResponseBuilder, path::Operation};
 use utoipa::{OpenApi as _, ToSchema};
 
-use super::routes::{agents, bus, events, hosts, queue, runs, sources, system, tokens, workflows};
+use super::routes::{agents, bus, events, hosts, queue, runs, sources, stored, system, tokens, workflows};
 use super::{Route, sse, table};
 use crate::problem::Document as Problem;
 
@@ -24,6 +24,11 @@ use crate::problem::Document as Problem;
         runs::follow,
         runs::cancel,
         runs::rerun,
+        stored::artifacts,
+        stored::artifact,
+        stored::totals,
+        stored::entries,
+        stored::delete,
         sse::stream,
         workflows::validate,
         system::capabilities,

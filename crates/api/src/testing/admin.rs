@@ -316,6 +316,7 @@ fn entry(world: &World, job: JobId) -> Answer<QueueEntry> {
         epoch: 0,
         agent_id: None,
         routing_reason: Some("no agent offers label `gpu`".to_owned()),
+        last_provisioning_error: None,
         created_at: NOW,
         expires_at: None,
         dispatched_at: None,

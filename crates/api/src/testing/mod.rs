@@ -5,6 +5,7 @@ mod admin;
 mod bus;
 mod hosts;
 mod runs;
+mod stored;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -26,6 +27,7 @@ use crate::dto::hosts::HostView;
 use crate::dto::logs::LogLine;
 use crate::dto::runs::{JobView, RunView, StepView};
 use crate::dto::sources::SourceView;
+use crate::dto::stored::ArtifactView;
 use crate::live::Hub;
 use crate::ports::{Answer, Authenticator, Ports, Principal};
 use crate::problem::{Code, Problem};
@@ -58,6 +60,8 @@ pub struct World {
     pub agents: Vec<AgentView>,
     /// Hosts.
     pub hosts: BTreeMap<AgentId, HostView>,
+    /// Artifacts of every run, with their archives.
+    pub artifacts: Vec<(ArtifactView, Vec<u8>)>,
     /// What the access log was given.
     pub access: Vec<AccessEntry>,
     /// When set, every look at the "database" fails like this.
@@ -138,6 +142,7 @@ impl Fake {
             system: self.clone(),
             access_log: self.clone(),
             audit: self.clone(),
+            stored: self.clone(),
             live: self.live.clone(),
         }
     }

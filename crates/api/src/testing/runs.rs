@@ -132,6 +132,7 @@ fn job_view(run: RunId, job: JobId) -> JobView {
         display_name: "build".to_owned(),
         matrix: BTreeMap::new(),
         needs: Vec::new(),
+        kind: None,
         status: JobStatus::Running,
         failure: None,
         agent_id: Some("agent-1".to_owned()),

@@ -29,7 +29,7 @@ impl Announcer {
             return;
         }
         if !created.ready.is_empty() {
-            self.dispatcher.wake();
+            self.dispatcher.jobs_queued(&created.ready);
         }
         self.live.publish(stream::Change::Run {
             run_id: created.run_id,

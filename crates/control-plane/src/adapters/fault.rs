@@ -12,7 +12,7 @@ pub(super) fn store(error: StoreError) -> Problem {
         StoreError::NotFound { what } => Problem::not_found(format!("this {what}")),
         StoreError::Exists { .. } => Problem::new(Code::Exists, error.to_string()),
         StoreError::Changed { .. } => Problem::new(Code::VersionMismatch, error.to_string()),
-        StoreError::Conflict(_) | StoreError::Unavailable(_) | StoreError::Full(_) => {
+        StoreError::Conflict(_) | StoreError::Unavailable(_) | StoreError::Full(_) | StoreError::Fenced => {
             tracing::warn!(%error, "the database does not answer as it should");
             Problem::unavailable("the database does not answer now; try again", 2)
         }

@@ -127,6 +127,7 @@ fn entry(row: &model::QueueRow, job: Option<&model::Job>) -> QueueEntry {
         epoch: row.dispatch_epoch,
         agent_id: row.agent_id.as_ref().map(ToString::to_string),
         routing_reason: job.and_then(|job| job.routing_reason.clone()),
+        last_provisioning_error: row.last_provisioning_error.clone(),
         created_at: row.created_at,
         expires_at: row.expires_at,
         dispatched_at: row.dispatched_at,
@@ -180,7 +181,11 @@ fn verdict(found: &kici_dispatch::Explanation) -> String {
     if let Some(why) = &found.unroutable {
         return why.clone();
     }
-    match found.agents.iter().filter(|agent| agent.obstacle.is_none()).count() {
+    let can = found.agents.iter().filter(|agent| agent.obstacle.is_none()).count();
+    if let (0, Some(said)) = (can, &found.scaler) {
+        return said.clone();
+    }
+    match can {
         0 => "every agent that could run it is busy, draining or away".to_owned(),
         count => format!("{count} agents can take it; it goes to the next free slot"),
     }

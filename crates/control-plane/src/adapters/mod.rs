@@ -10,6 +10,7 @@ mod fleet;
 mod hosts;
 mod runs;
 mod sources;
+mod stored;
 mod system;
 mod tokens;
 mod views;
@@ -23,6 +24,7 @@ pub(crate) use fleet::Fleet;
 pub(crate) use hosts::HostBook;
 pub(crate) use runs::RunBook;
 pub(crate) use sources::SourceShelf;
+pub(crate) use stored::StoredBook;
 pub(crate) use system::Node;
 pub(crate) use tokens::{AgentTokenBook, Tokens};
 

@@ -41,8 +41,8 @@ pub(crate) struct Node {
     pub(crate) stopping: AtomicBool,
     pub(crate) drain_reason: std::sync::Mutex<Option<String>>,
     pub(crate) statuses: Arc<Statuses>,
-    /// This instance holds the lease.
-    pub(crate) leads: Arc<watch::Sender<bool>>,
+    /// The term in which this instance holds the lease; none while it does not.
+    pub(crate) leads: Arc<watch::Sender<Option<i64>>>,
 }
 
 impl Node {
@@ -166,7 +166,7 @@ impl System for Node {
     async fn status(&self, _caller: &Caller) -> Answer<OrchestratorStatus> {
         Ok(OrchestratorStatus {
             instance_id: self.instance.to_string(),
-            leader: *self.leads.borrow(),
+            leader: self.leads.borrow().is_some(),
             drain: self.state(),
             reconcilers: self.statuses.all(),
         })

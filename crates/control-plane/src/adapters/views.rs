@@ -61,8 +61,12 @@ pub(super) fn job(job: &model::Job, edges: &[NeedEdge], slots: &[model::Slot]) -
         job.matrix.iter().flatten().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect();
     let needs = edges
         .iter()
-        .filter(|edge| edge.job_name == job.name)
-        .map(|edge| NeedView { job: edge.upstream.clone(), when: edge.run_on.clone() })
+        .filter(|edge| edge.job_name == job.name && !edge.resolved)
+        .map(|edge| NeedView {
+            job: edge.generator.as_ref().unwrap_or(&edge.need.job).clone(),
+            group: edge.need.group.clone(),
+            when: edge.need.run_on.clone(),
+        })
         .collect();
     JobView {
         id: job.id,
@@ -72,6 +76,7 @@ pub(super) fn job(job: &model::Job, edges: &[NeedEdge], slots: &[model::Slot]) -
         display_name: job.display_name.clone(),
         matrix,
         needs,
+        kind: job.kind.map(|kind| kind.as_str().to_owned()),
         status: job.status,
         // A skipped job has a reason without a failure; it is shown where the others show theirs.
         routing_reason: job.routing_reason.clone().or_else(|| wait_reason(job, slots)).or_else(|| skip_reason(job)),

@@ -300,10 +300,48 @@ pub const KEYS: &[Key] = &[
         "Entries of the audit log of secrets are removed after this; 0 keeps them.",
     ),
     key(
+        "retention.artifacts_days",
+        Kind::Number(0, 36_500),
+        Some("30"),
+        "Artifacts whose workflow names no `expire_in` are removed after this; 0 keeps them.",
+    ),
+    key("artifacts.max_bytes", Kind::Number(1024, 1 << 40), Some("1073741824"), "Largest artifact, packed."),
+    key("artifacts.max_per_run", Kind::Number(1, 1000), Some("50"), "Artifacts of one run."),
+    key(
+        "artifacts.quota_bytes",
+        Kind::Number(1024, 1 << 50),
+        Some("21474836480"),
+        "All artifacts of an organisation together; beyond that uploads are refused.",
+    ),
+    key(
+        "cache.user_quota_bytes",
+        Kind::Number(1024, 1 << 50),
+        Some("5368709120"),
+        "All caches of an organisation together; beyond that the ones not read for longest are removed.",
+    ),
+    key(
+        "cache.user_ttl_ms",
+        Kind::Number(60_000, 366 * 24 * 3_600_000),
+        Some("604800000"),
+        "Entries of caches that were not read for this long are removed.",
+    ),
+    key(
         "queue.unroutable_grace_ms",
         Kind::Number(0, MS_MAX),
         Some("120000"),
         "A job that no known agent could ever run fails after this; 0 lets it wait.",
+    ),
+    key(
+        "scaler.pending_sweep_interval_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("10000"),
+        "How often waiting jobs are offered to the scaler again, besides when room comes free.",
+    ),
+    key(
+        "scaler.reconnect_grace_ms",
+        Kind::Number(1000, MS_MAX),
+        Some("90000"),
+        "How long an agent that a scaler started may be away from a job that it started.",
     ),
     key(
         "roster.grace_ms",

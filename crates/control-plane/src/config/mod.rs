@@ -41,6 +41,8 @@ pub struct Config {
     pub event_log: EventLogConfig,
     /// `retention.*` and its kin.
     pub retention: RetentionConfig,
+    /// Caches and artifacts.
+    pub stored: StoredConfig,
     /// `events.*` and `cron.*`.
     pub events: EventKeys,
     /// `lockfile_cache.max`.
@@ -106,6 +108,23 @@ pub struct RetentionConfig {
     pub audit_days: u32,
 }
 
+/// `cache.*`, `artifacts.*` and `retention.artifacts_days`.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredConfig {
+    /// `cache.user_quota_bytes`: of all caches of an organisation, so also of one.
+    pub cache_quota: u64,
+    /// `cache.user_ttl_ms`, from the last reading.
+    pub cache_ttl: Duration,
+    /// `artifacts.max_bytes`: of one.
+    pub artifact_bytes: u64,
+    /// `artifacts.max_per_run`.
+    pub artifacts_per_run: u32,
+    /// `artifacts.quota_bytes`: of all of an organisation.
+    pub artifact_quota: u64,
+    /// `retention.artifacts_days`; none keeps them.
+    pub artifact_ttl: Option<Duration>,
+}
+
 /// `event_log.*`.
 #[derive(Clone, Debug)]
 pub struct EventLogConfig {
@@ -132,6 +151,10 @@ pub struct DispatchKeys {
     pub max_attempts: u32,
     /// `queue.unroutable_grace_ms`; none waits.
     pub unroutable_grace: Option<Duration>,
+    /// `scaler.pending_sweep_interval_ms`.
+    pub pending_sweep: Duration,
+    /// `scaler.reconnect_grace_ms`.
+    pub scaler_grace: Duration,
     /// `concurrency.wait_timeout_ms`.
     pub concurrency_wait: Duration,
     /// `stale.job_heartbeat_ms`.
@@ -237,6 +260,14 @@ impl Config {
                 runs_days: values.small("retention.runs_days"),
                 audit_days: values.small("retention.audit_days"),
             },
+            stored: StoredConfig {
+                cache_quota: values.number("cache.user_quota_bytes"),
+                cache_ttl: values.millis("cache.user_ttl_ms"),
+                artifact_bytes: values.number("artifacts.max_bytes"),
+                artifacts_per_run: values.small("artifacts.max_per_run"),
+                artifact_quota: values.number("artifacts.quota_bytes"),
+                artifact_ttl: limit(values.number("retention.artifacts_days").saturating_mul(86_400_000)),
+            },
             events: EventKeys {
                 max_chain_depth: values.small("events.max_chain_depth"),
                 per_minute: values.small("events.rate_per_workflow_per_minute"),
@@ -258,6 +289,8 @@ impl Config {
                 queue_timeout: limit(values.number("queue.timeout_ms")),
                 max_attempts: values.small("queue.max_attempts"),
                 unroutable_grace: limit(values.number("queue.unroutable_grace_ms")),
+                pending_sweep: values.millis("scaler.pending_sweep_interval_ms"),
+                scaler_grace: values.millis("scaler.reconnect_grace_ms"),
                 concurrency_wait: values.millis("concurrency.wait_timeout_ms"),
                 job_heartbeat: values.millis("stale.job_heartbeat_ms"),
                 stale_multiplier: values.small("stale.threshold_multiplier"),

@@ -21,7 +21,8 @@ const MAX_CHUNK_BYTES: usize = 1024 * 1024;
 /// Steps of one job, pseudo-steps and hooks included; beyond it something is wrong with the sender. The compiler allows 256 steps
 /// and 16 hooks of a kind. Around a step run `before_step`, `cleanup`, and `after_step` or `on_cancel`: 256 * (1 + 3 * 16) = 12544.
 /// The checkout, 16 commands of `init`, and two kinds of hooks at the end of the job make 12593.
-const MAX_STEPS: usize = 16_384;
+/// Each step and each command of `init` may restore and save 16 caches, and a job take and hand over 50 artifacts each way: 21321.
+const MAX_STEPS: usize = 32_768;
 
 /// The answer stream of a call.
 pub type LogAcks = ReceiverStream<Result<LogAck, Status>>;
@@ -105,17 +106,18 @@ impl Steps {
     }
 }
 
-/// `kind-owner-ordinal` back to its parts. File names are made by [`StepFile::new`] only, so the parts are there; `_` stands
-/// for `:` in the kind of a hook.
+/// `kind-owner-ordinal` back to its parts. File names are made by [`StepFile::new`] only, so the parts are there; the first `_`
+/// stands for `:` in the kinds that have one.
 fn key_of_file(file: &StepFile) -> StepKey {
     let mut parts = file.as_str().splitn(2, '-');
     let kind = parts.next().unwrap_or_default();
     let numbers = parts.next().unwrap_or_default();
     let (owner, ordinal) = numbers.rsplit_once('-').unwrap_or((numbers, "0"));
-    let kind = match kind.strip_prefix("hook_") {
-        Some(hook) => format!("hook:{hook}"),
-        None => kind.to_owned(),
-    };
+    let split = ["hook", "cache", "artifact"].into_iter().find_map(|first| {
+        let rest = kind.strip_prefix(first)?.strip_prefix('_')?;
+        Some(format!("{first}:{rest}"))
+    });
+    let kind = split.unwrap_or_else(|| kind.to_owned());
     StepKey { kind, owner_index: owner.parse().unwrap_or(-1), ordinal: ordinal.parse().unwrap_or(0) }
 }
 
@@ -197,7 +199,13 @@ mod tests {
 
     #[test]
     fn step_keys_survive_the_way_through_a_file_name() {
-        for (kind, owner, ordinal) in [("step", 0, 0), ("hook:on_cancel", -1, 3), ("checkout", -1, 0)] {
+        for (kind, owner, ordinal) in [
+            ("step", 0, 0),
+            ("hook:on_cancel", -1, 3),
+            ("checkout", -1, 0),
+            ("cache:restore", 2, 1),
+            ("artifact:upload", -1, 0),
+        ] {
             let file = StepFile::new(kind, owner, ordinal).unwrap();
             assert_eq!(key_of_file(&file), StepKey { kind: kind.to_owned(), owner_index: owner, ordinal });
         }

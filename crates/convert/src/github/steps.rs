@@ -26,10 +26,10 @@ const RENAMED: [(&str, &str); 7] = [
 
 /// What to do instead of an action, by the beginning of its name; the first that fits.
 const ACTIONS: [(&str, &str); 9] = [
-    ("actions/upload-artifact", "artifacts are not supported yet; pass small values as outputs"),
-    ("actions/download-artifact", "artifacts are not supported yet; pass small values as outputs"),
-    ("actions/cache", "caches are not supported yet"),
-    ("Swatinem/rust-cache", "caches are not supported yet"),
+    ("actions/upload-artifact", "not carried over yet; write `artifacts` of the job by hand"),
+    ("actions/download-artifact", "not carried over yet; write `artifacts` of the job by hand"),
+    ("actions/cache", "not carried over yet; write `cache` by hand"),
+    ("Swatinem/rust-cache", "not carried over yet; write `cache` by hand"),
     ("actions/github-script", "there is no token of the forge in a job; call its API in a script"),
     ("docker/", "call `docker` in a script"),
     ("./", "actions of the repository are not run; put what it does into a script"),

@@ -5,6 +5,7 @@ use kici_engine::ids::{AgentId, TokenId};
 use kici_engine::labels::{
     AgentFacts, CanonicalLabel, LabelSet, host_label, is_automatic, is_self_reported, platform_labels,
 };
+use kici_engine::scaling::{AGENT_PREFIX, is_scaler_agent};
 use kici_protocol::MIN_PROTOCOL_VERSION;
 use kici_protocol::agent::Register;
 use kici_protocol::close::CloseReason;
@@ -116,6 +117,11 @@ pub fn admit(register: &Register, token: Option<&TokenFacts>) -> Result<Admitted
     let wire = wire_labels(register)?;
     privileged(register, &wire, token)?;
     reserved(&wire, token)?;
+    if token.is_some_and(|token| token.kind != TokenKind::Scaler) && is_scaler_agent(&agent_id) {
+        return Err(Refused::unauthorized(format!(
+            "agent ids that begin with `{AGENT_PREFIX}` are for agents that a scaler started; choose another agent id"
+        )));
+    }
     if let Some(token) = token {
         scope(&wire, token)?;
         if let Some(bound) = token.bound.as_ref().filter(|bound| **bound != agent_id) {
@@ -290,6 +296,13 @@ mod tests {
     fn a_bound_token_is_for_one_agent() {
         let bound = TokenFacts { bound: Some(AgentId::new("build-2").unwrap()), ..token(None) };
         assert_eq!(admit(&register(&[]), Some(&bound)).unwrap_err().reason, CloseReason::Unauthorized);
+    }
+
+    #[test]
+    fn the_ids_of_a_scalers_agents_are_for_its_tokens_only() {
+        let wire = Register { agent_id: "scaler-container-0123456789abcdef".into(), ..register(&[]) };
+        assert_eq!(admit(&wire, Some(&token(None))).unwrap_err().reason, CloseReason::Unauthorized);
+        assert!(admit(&wire, Some(&TokenFacts { kind: TokenKind::Scaler, ..token(None) })).is_ok());
     }
 
     #[test]

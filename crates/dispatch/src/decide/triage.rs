@@ -5,7 +5,7 @@ use kici_engine::state::FailureReason;
 /// What the decision looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LostJob {
-    /// The agent was spawned for its job and cannot come back.
+    /// The agent was started for its job by a scaler.
     pub scaler_managed: bool,
     /// The agent said that it took the job.
     pub acked: bool,
@@ -39,7 +39,7 @@ pub fn triage(job: LostJob) -> Triage {
         LostJob { rebooted: true, started: true, .. } => Triage::Succeed,
         LostJob { started: false, scaler_managed: true, .. } => Triage::Requeue,
         LostJob { started: false, acked: false, .. } => Triage::Requeue,
-        LostJob { started: true, scaler_managed: true, .. } => Triage::Fail(FailureReason::AgentLost),
+        // It may have been the network: its backend, or the end of its grace, says whether it is gone.
         _ => Triage::Recover,
     }
 }
@@ -87,7 +87,8 @@ mod tests {
         let acked = LostJob { acked: true, ..JOB };
         let started = LostJob { acked: true, started: true, ..JOB };
         assert_eq!(triage(scaler), Triage::Requeue);
-        assert_eq!(triage(LostJob { scaler_managed: true, ..started }), Triage::Fail(FailureReason::AgentLost));
+        assert_eq!(triage(LostJob { scaler_managed: true, ..started }), Triage::Recover);
+        assert_eq!(triage(LostJob { scaler_managed: true, ..acked }), Triage::Requeue, "it is started anew");
         assert_eq!(triage(JOB), Triage::Requeue);
         assert_eq!(triage(acked), Triage::Recover);
         assert_eq!(triage(started), Triage::Recover);

@@ -2,6 +2,7 @@
 
 use kici_engine::ids::{AgentId, JobId, SessionId};
 use kici_engine::labels::{CompiledSelector, eligible};
+use kici_engine::lock::Pick;
 use kici_engine::time::Ts;
 use kici_store::model::JobRef;
 use std::collections::{BTreeSet, HashSet};
@@ -24,6 +25,8 @@ pub(crate) struct Wanted {
     pub requires_machine_id: Option<String>,
     /// Only this agent.
     pub pinned: Option<AgentId>,
+    /// Which of several free agents.
+    pub pick: Pick,
     pub waiting: u64,
 }
 
@@ -82,7 +85,8 @@ impl Inner {
 }
 
 impl Registry {
-    /// Sets slots aside for the waiting rows: for each selector the free agents with the lowest ids, as many slots as rows
+    /// Sets slots aside for the waiting rows: for each selector the free agents with the lowest ids, or the least
+    /// busy ones where it says so, as many slots as rows
     /// wait. The slots count as taken from here on, so that no other trigger fills them.
     pub fn reserve(&self, wanted: &[Wanted], batch: u64, passed_over: &HashSet<AgentId>) -> Vec<Reservation> {
         let now = Instant::now();
@@ -98,6 +102,11 @@ impl Registry {
                 Some(set) => inner.free.iter().filter(|id| set.contains(*id)).cloned().collect(),
                 None => inner.free.iter().cloned().collect(),
             };
+            let mut free = free;
+            if want.pick == Pick::Any {
+                // The least busy first; of equals the first by name.
+                free.sort_by_key(|id| inner.agents.get(id).map_or(0, Entry::busy));
+            }
             for id in free.into_iter().filter(|id| !passed_over.contains(id)) {
                 if open == 0 {
                     break;
@@ -141,6 +150,22 @@ impl Registry {
         entry.reserved = entry.reserved.saturating_sub(slots);
         let id = entry.identity.agent_id.clone();
         inner.refresh(&id, Instant::now());
+    }
+
+    /// True when an agent with a free slot could run it.
+    pub fn has_free(&self, wanted: &Wanted) -> bool {
+        let inner = self.lock();
+        let fits = |id: &AgentId| inner.agents.get(id).is_some_and(|entry| Inner::fits(entry, wanted));
+        match inner.candidates(wanted) {
+            Some(set) => set.iter().any(|id| inner.free.contains(id) && fits(id)),
+            None => inner.free.iter().any(fits),
+        }
+    }
+
+    /// Whether the agent of a session may have a job, its slots aside.
+    pub fn fits(&self, session: SessionId, wanted: &Wanted) -> bool {
+        let mut inner = self.lock();
+        inner.of_session(session).is_some_and(|entry| Inner::fits(entry, wanted))
     }
 
     /// True when some connected agent could run it if it had a slot.

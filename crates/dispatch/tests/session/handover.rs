@@ -64,7 +64,9 @@ async fn acceptance_1_fifty_triggers_and_one_slot_make_one_dispatch() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn acceptance_1_two_orchestrators_on_one_database_never_hand_a_job_out_twice() {
-    each(async |world| {
+    // The agents begin to work once all jobs are there, which takes its time on a busy machine.
+    let patient = |config: &mut kici_dispatch::DispatchConfig| config.ack_timeout = Duration::from_secs(20);
+    each_with(patient, async |world| {
         let mut config = world.config.clone();
         config.instance = instance("node-2");
         let other = World::on(world.store.clone(), config, world.clock.clone(), world.ids.clone()).await;
@@ -203,7 +205,10 @@ async fn acceptance_8_an_agent_that_comes_back_too_late_must_abandon_the_job() {
 #[tokio::test(flavor = "multi_thread")]
 async fn acceptance_9_a_lost_scaler_agent_gives_back_what_it_did_not_start_and_fails_what_it_did() {
     each_with(
-        |config| config.auth = AgentAuth::Token,
+        |config| {
+            config.auth = AgentAuth::Token;
+            config.scaler_reconnect_grace = std::time::Duration::from_millis(300);
+        },
         async |world| {
             let token = new_token(&world, |token| token.kind = TokenKind::Scaler).await;
             let mut agent = Agent::with(&world, register("s1", &["default"]), &token).await.unwrap();
@@ -311,7 +316,7 @@ async fn an_older_epoch_is_refused_as_stale_and_is_no_violation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_unanswered_offers_in_a_row_drain_an_agent_until_an_operator_lets_it_work() {
+async fn complaint_6_three_unanswered_offers_in_a_row_drain_an_agent_until_an_operator_lets_it_work() {
     each_with(
         |config| {
             config.ack_timeout = Duration::from_millis(250);

@@ -1,12 +1,15 @@
 //! Sessions of agents against a dispatcher over a real store: the acceptance list of dispatch, by number.
 
+mod claims;
 mod crashes;
 mod ending;
 mod fanout;
 mod handover;
+mod inventory;
 mod placing;
 mod reboot;
 mod registration;
+mod scaling;
 mod services;
 mod siblings;
 mod support;

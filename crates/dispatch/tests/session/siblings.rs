@@ -397,6 +397,68 @@ async fn complaint_10_a_job_for_a_busy_agent_waits_beyond_the_grace_of_unroutabl
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn acceptance_21_a_cancel_reaches_the_agent_of_another_orchestrator_graceful_and_forced() {
+    kici_store::testing::TestStore::each(async |stored: kici_store::testing::TestStore| {
+        if stored.store.backend() == "sqlite" {
+            return;
+        }
+        let _clock = keep_time(stored.clock.clone());
+        let ids = std::sync::Arc::new(kici_store::testing::TestIds);
+        let (clock, store) = (stored.clock.clone(), stored.sibling("node-2").await);
+        let world = World::on(stored.store.clone(), config("node-1"), clock.clone(), ids.clone()).await;
+        let other = World::on(store, config("node-2"), clock, ids).await;
+        for force in [false, true] {
+            let mut agent = Agent::connect(&other, "a2").await;
+            let (run, jobs) = world.create(&[job("build")]).await;
+            let running = agent.offer().await.job.unwrap();
+            assert!(agent.begin(&running).await);
+            let report = world.dispatcher.cancel_run(run, "ann", FailureReason::CancelledByUser, force).await.unwrap();
+            assert_eq!((report.agents_notified, report.unreachable), (0, vec![agent.agent_id()]));
+            let Down::JobCancel(cancel) = agent.next().await else { panic!("a cancel") };
+            assert_eq!((cancel.job.as_ref(), cancel.force), (Some(&running), force));
+            let done = agent.update(&running, "cancelled", "cancelled_by_user").await;
+            agent.settled(done).await;
+            let ended = world.until(jobs[0], &[JobStatus::Cancelled]).await;
+            assert_eq!(ended.failure_reason, Some(FailureReason::CancelledByUser));
+            world.until_run(run, RunStatus::Cancelled).await;
+            agent.drop_connection();
+        }
+        world.dispatcher.stop().await;
+        other.dispatcher.stop().await;
+        other.store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_21_a_cancel_that_no_wake_up_tells_of_reaches_the_agent_with_the_next_sweep() {
+    each(async |world| {
+        // It follows no wake-ups.
+        let deaf = world.unstarted().await;
+        world.dispatcher.drain(true);
+        let mut agent = Agent::with(&deaf, register("a1", &["default"]), "").await.unwrap();
+        let (run, jobs) = world.create(&[job("build")]).await;
+        deaf.dispatcher.dispatch(jobs[0]).await.unwrap();
+        let running = agent.offer().await.job.unwrap();
+        assert!(agent.begin(&running).await);
+        let request = kici_store::model::CancelRequest {
+            run_id: run,
+            by: "ann".into(),
+            reason: FailureReason::CancelledByUser,
+            force: false,
+        };
+        world.store.run_cancel(request, world.dispatcher.activate()).await.unwrap();
+        assert!(agent.quiet().await);
+        assert_eq!(deaf.sweep("dispatch_cancelled").await, 1);
+        assert_eq!(deaf.sweep("dispatch_cancelled").await, 0, "it is told once");
+        let Down::JobCancel(cancel) = agent.next().await else { panic!("a cancel") };
+        assert!(!cancel.force);
+        deaf.dispatcher.stop().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn complaint_15_a_cancel_ends_the_run_though_the_agent_is_frozen_or_still_says_it_is_alive() {
     each_with(
         |config| config.cancel_slack = Duration::from_millis(300),

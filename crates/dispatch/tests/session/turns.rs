@@ -62,7 +62,7 @@ async fn acceptance_20_old_and_new_never_overlap_when_the_new_one_cancels() {
 async fn what_a_killed_orchestrator_had_not_told_is_told_by_the_next() {
     kici_store::testing::TestStore::each(async |stored: kici_store::testing::TestStore| {
         // The first one never starts its tasks: it dies right after the commit that passes the slot on.
-        let dead = World::new(stored.store.clone(), config("node-1"), stored.clock.clone());
+        let dead = World::new(stored.store.clone(), config("node-1"), stored.clock.clone(), None);
         let (first, _) = grouped(&dead, false).await;
         let (_, second) = grouped(&dead, false).await;
         let request = kici_store::model::CancelRequest {
@@ -74,7 +74,7 @@ async fn what_a_killed_orchestrator_had_not_told_is_told_by_the_next() {
         stored.store.run_cancel(request, dead.dispatcher.activate()).await.unwrap();
         assert_eq!(dead.job(second).await.status, JobStatus::Waiting);
 
-        let next = World::new(stored.store.clone(), config("node-1"), stored.clock.clone());
+        let next = World::new(stored.store.clone(), config("node-1"), stored.clock.clone(), None);
         next.dispatcher.start().await.unwrap();
         let mut agent = Agent::connect(&next, "a1").await;
         assert_eq!(job_ref(&agent.offer().await.job.unwrap()).job_id, second);

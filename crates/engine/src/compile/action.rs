@@ -134,8 +134,8 @@ impl Walk<'_> {
         fields.get("repos").map(|entry| self.within("repos", |walk| walk.patterns(&entry.value))).unwrap_or_default()
     }
 
-    /// A document whose texts are templates for the agent.
-    fn document(&mut self, node: &Node, scope: &Scope) -> Option<Json> {
+    /// A document whose texts are templates.
+    pub(super) fn document(&mut self, node: &Node, scope: &Scope) -> Option<Json> {
         match &node.data {
             Data::Map(entries) => {
                 let mut fields = serde_json::Map::new();
@@ -154,7 +154,7 @@ impl Walk<'_> {
                 Some(Core::Bool(value)) => Some(Json::Bool(value)),
                 Some(Core::Int(value)) => Some(Json::from(value)),
                 Some(Core::Float(value)) => Some(Json::from(value)),
-                _ => Some(Json::String(match self.agent_template(node, scope)? {
+                _ => Some(Json::String(match self.template(node, scope)? {
                     Value::Static { r#static } => r#static,
                     Value::Template { template, .. } => template,
                 })),

@@ -10,6 +10,7 @@ use crate::yaml::{self, Data, Entry, Lines, Node};
 
 use super::job::{Defaults, Place};
 use super::keys;
+use super::known::Known;
 use super::scope::{self, JobNames};
 use super::step::{Around, Steps};
 use super::walk::{Fields, Walk};
@@ -115,7 +116,8 @@ impl Walk<'_> {
         let defaults = Defaults::default();
         let input_names = inputs.keys().cloned().collect();
         let names = JobNames { matrix: Some(Vec::new()), ..JobNames::default() };
-        let place = Place { defaults: &defaults, inputs: &input_names, jobs: &[] };
+        let known = Known::default();
+        let place = Place { defaults: &defaults, inputs: &input_names, known: &known, member: false };
         let around = Around { place: &place, names: &names, job: path };
         let Some(entry) = fields.get("steps") else {
             self.fault("K0101", root.span, "the step file has no `steps`").expected(["`steps`, a list of steps"]);

@@ -82,6 +82,10 @@ impl Walk<'_> {
         let mut step = bare(self, "");
         let scope_of = |key: &str| Scope { key: key.to_owned(), ..scope.clone() };
         self.command_fields(&mut step, fields, scope_of);
+        if let Some(entry) = fields.get("cache") {
+            let owner = format!("`init` of job `{}`", around.job);
+            step.cache = self.within("cache", |walk| walk.caches(&entry.value, &owner, &scope_of("cache")));
+        }
         Some(Step { action: Action::Run(run?), ..step })
     }
 }

@@ -3,11 +3,16 @@
 use std::collections::BTreeMap;
 
 use crate::expr::Scope;
-use crate::lock::{Checkout, Hooks, Job, Need, Rule, Selector, Shell, SourceRef, Step, Value};
+use crate::lock::{
+    Artifacts, Cache, Checkout, Container, Environments, Generate, Hooks, Invoke, Job, Retry, Rule, Selector, Shell,
+    SourceRef, Step, Value,
+};
 use crate::yaml::{Core, Data, Entry, Node};
 
 use super::keys;
+use super::known::Known;
 use super::matrix::matrix_keys;
+use super::needs::Needs;
 use super::scope::{self, Inputs, JobNames, NeedNames};
 use super::step::{Around, Steps};
 use super::walk::{Fields, Walk};
@@ -22,51 +27,54 @@ pub(super) struct Defaults {
     pub(super) working_directory: Option<Value>,
     pub(super) timeout_ms: Option<u64>,
     pub(super) env: BTreeMap<String, Value>,
+    pub(super) container: Option<Container>,
+    pub(super) retry: Option<Retry>,
 }
 
 /// What the jobs of a workflow share.
 pub(super) struct Place<'a> {
     pub(super) defaults: &'a Defaults,
     pub(super) inputs: &'a Inputs,
-    pub(super) jobs: &'a [Entry],
+    pub(super) known: &'a Known,
+    /// Its jobs are generated.
+    pub(super) member: bool,
 }
 
-/// A field of a job as written, before the job is compiled.
-fn raw<'n>(job: &'n Node, key: &str) -> Option<&'n Node> {
-    let Data::Map(entries) = &job.data else { return None };
-    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
+/// What the needed jobs and groups show.
+fn need_names(needs: &Needs, known: &Known) -> BTreeMap<String, NeedNames> {
+    let jobs = needs.jobs.iter().map(|need| (need.job.clone(), known.job(&need.job).cloned().unwrap_or_default()));
+    let open = NeedNames { open: true, ..NeedNames::default() };
+    jobs.chain(needs.groups.iter().map(|need| (need.group.clone(), open.clone()))).collect()
 }
 
-/// What a job shows to those that need it.
-fn need_names(jobs: &[Entry], name: &str) -> NeedNames {
-    let Some(job) = jobs.iter().find(|entry| entry.key == name) else { return NeedNames::default() };
-    let outputs = match raw(&job.value, "outputs").map(|node| &node.data) {
-        Some(Data::Map(entries)) => entries.iter().map(|entry| entry.key.clone()).collect(),
-        _ => Vec::new(),
-    };
-    NeedNames { outputs, hosts: raw(&job.value, "runs_on_all").is_some() }
+/// What a job does.
+#[derive(Default)]
+struct Body {
+    steps: Steps,
+    generate: Option<Generate>,
+    invoke: Option<Invoke>,
 }
 
 impl Walk<'_> {
     /// The edges of a job, which matter also where the rest is faulty, and the job.
-    pub(super) fn job(&mut self, entry: &Entry, place: &Place<'_>) -> (Vec<Need>, Option<Job>) {
+    pub(super) fn job(&mut self, entry: &Entry, place: &Place<'_>) -> (Needs, Option<Job>) {
         let Some(fields) = self.fields(&entry.value, &keys::JOB, &format!("job `{}`", entry.key)) else {
             return Default::default();
         };
         let needs = match fields.get("needs") {
-            Some(needs) => self.within("needs", |walk| walk.needs(&needs.value, &entry.key, place.jobs)),
-            None => Vec::new(),
+            Some(needs) => self.within("needs", |walk| walk.needs(&needs.value, &entry.key, place.known)),
+            None => Needs::default(),
         };
         let job = self.job_body(entry, fields, needs.clone(), place);
         (needs, job)
     }
 
-    fn job_body(&mut self, entry: &Entry, fields: Fields<'_>, needs: Vec<Need>, place: &Place<'_>) -> Option<Job> {
+    fn job_body(&mut self, entry: &Entry, fields: Fields<'_>, needs: Needs, place: &Place<'_>) -> Option<Job> {
         let name = entry.key.as_str();
         let names = JobNames {
             matrix: matrix_keys(fields.get("matrix").map(|entry| &entry.value)),
             hosts: fields.get("runs_on_all").is_some(),
-            needs: needs.iter().map(|need| (need.job.clone(), need_names(place.jobs, &need.job))).collect(),
+            needs: need_names(&needs, place.known),
         };
         let around = Around { place, names: &names, job: name };
         let matrix = fields.get("matrix").and_then(|entry| {
@@ -74,12 +82,13 @@ impl Walk<'_> {
             self.within("matrix", |walk| walk.matrix(&entry.value, &scope))
         });
         let hosts = self.hosts(entry, fields);
-        let runs_on = if fields.get("runs_on_all").is_some() {
+        let runs_on = if fields.get("runs_on_all").is_some() || fields.get("invoke").is_some() {
             Some(Selector::default())
         } else {
             self.runs_on(entry, fields, &around)
         };
-        let Steps { steps, groups, composites, ids } = self.job_steps(entry, fields, &around);
+        let Body { steps: Steps { steps, groups, composites, ids }, generate, invoke } =
+            self.job_body_of(entry, fields, &around);
         let (max_parallel, fail_fast) = self.fan_out(fields, name);
         let mut env = place.defaults.env.clone();
         if let Some(entry) = fields.get("env") {
@@ -91,6 +100,25 @@ impl Walk<'_> {
             None => place.defaults.timeout_ms,
         };
         let (rules, init, hooks) = self.around_steps(fields, &around, &ids);
+        let (cache, artifacts) = self.kept(fields, &around, &ids);
+        let container = match fields.get("container") {
+            Some(entry) => {
+                let scope = scope::ready_job("container", place.inputs, &names);
+                self.within("container", |walk| walk.container(&entry.value, &scope))
+            }
+            None => place.defaults.container.clone().filter(|_| fields.get("invoke").is_none()),
+        };
+        if container.is_some() {
+            self.nothing_kept(fields, steps.iter().chain(&init));
+        }
+        let environments = fields.get("environment").map_or_else(Environments::default, |entry| {
+            let scope = scope::ready_job("environment", place.inputs, &names);
+            self.within("environment", |walk| walk.environment(&entry.value, &scope))
+        });
+        let secrets = fields.get("secrets").map(|entry| self.within("secrets", |walk| walk.secrets(&entry.value)));
+        let approval = fields.get("approval").and_then(|entry| {
+            self.within("approval", |walk| walk.approval(&entry.value, &keys::APPROVAL, &around.owner()))
+        });
         Some(Job {
             name: name.to_owned(),
             display_name: fields.get("name").and_then(|entry| {
@@ -99,7 +127,10 @@ impl Walk<'_> {
             }),
             description: self.description(fields),
             source: SourceRef { file: self.file.to_owned(), line: entry.span.start.line },
-            needs,
+            needs: needs.jobs,
+            needs_groups: needs.groups,
+            generate,
+            invoke,
             matrix,
             runs_on_all: hosts.selector,
             on_unreachable: hosts.on_unreachable,
@@ -111,15 +142,31 @@ impl Walk<'_> {
                 self.within("if", |walk| walk.condition(&entry.value, &scope))
             }),
             env,
+            environments,
+            secrets: secrets.unwrap_or_default(),
+            approval,
             checkout: match fields.get("checkout") {
-                Some(entry) => self.within("checkout", |walk| walk.checkout(&entry.value)),
+                Some(entry) => {
+                    let scope = scope::ready_job("checkout", place.inputs, &names);
+                    self.within("checkout", |walk| walk.checkout(&entry.value, &scope))
+                }
                 None => Checkout::default(),
             },
             git_credentials: fields
                 .get("git_credentials")
                 .and_then(|entry| self.within("git_credentials", |walk| walk.git_credentials(&entry.value))),
+            container,
+            services: fields.get("services").map_or_else(BTreeMap::new, |entry| {
+                let scope = scope::ready_job("services", place.inputs, &names);
+                self.within("services", |walk| walk.services(&entry.value, &scope))
+            }),
+            resources: fields
+                .get("resources")
+                .and_then(|entry| self.within("resources", |walk| walk.resources(&entry.value))),
             rules,
             init,
+            cache,
+            artifacts,
             hooks,
             outputs: self.outputs(fields, &around, &ids),
             timeout_ms,
@@ -130,7 +177,10 @@ impl Walk<'_> {
                 let scope = scope::ready_job("concurrency", place.inputs, &names);
                 self.within("concurrency", |walk| walk.concurrency(&entry.value, &scope))
             }),
-            retry: fields.get("retry").and_then(|entry| self.within("retry", |walk| walk.retry(&entry.value))),
+            retry: match fields.get("retry") {
+                Some(entry) => self.within("retry", |walk| walk.retry(&entry.value)),
+                None => place.defaults.retry.clone().filter(|_| fields.get("invoke").is_none()),
+            },
             runs_on: runs_on?,
             steps,
             groups,
@@ -161,6 +211,32 @@ impl Walk<'_> {
         (rules, init, hooks)
     }
 
+    /// The files that it restores, saves, takes and hands over.
+    fn kept(&mut self, fields: Fields<'_>, around: &Around<'_>, ids: &[String]) -> (Vec<Cache>, Artifacts) {
+        let cache = fields.get("cache").map_or_else(Vec::new, |entry| {
+            let scope = around.scope("cache", &[]);
+            self.within("cache", |walk| walk.caches(&entry.value, &around.owner(), &scope))
+        });
+        let artifacts = fields.get("artifacts").map_or_else(Artifacts::default, |entry| {
+            self.within("artifacts", |walk| walk.artifacts(&entry.value, around, ids))
+        });
+        (cache, artifacts)
+    }
+
+    /// The files of a container are not the agent's to save or to fill in.
+    fn nothing_kept<'s>(&mut self, fields: Fields<'_>, mut steps: impl Iterator<Item = &'s Step>) {
+        let own = ["cache", "artifacts"].into_iter().filter_map(|key| Some((key, fields.get(key)?.span)));
+        let in_steps = steps.any(|step| !step.cache.is_empty()).then(|| fields.get("steps").or(fields.get("init")));
+        let in_steps = in_steps.flatten().map(|entry| ("cache", entry.span));
+        for (key, span) in own.chain(in_steps).collect::<Vec<_>>() {
+            self.fault(
+                "K0108",
+                span,
+                format!("`{key}` in a job with a container is not supported yet; leave one of the two out"),
+            );
+        }
+    }
+
     pub(super) fn description(&mut self, fields: Fields<'_>) -> Option<String> {
         let entry = fields.get("description")?;
         self.within("description", |walk| walk.fixed(&entry.value, "a text")).map(str::to_owned)
@@ -177,7 +253,7 @@ impl Walk<'_> {
         }
         // A misspelt or refused key says enough.
         let said = matches!(&job.value.data, Data::Map(entries) if entries.iter().any(|entry| {
-            entry.key == "invoke" || keys::JOB.suggest(&entry.key) == Some("runs_on")
+            keys::JOB.suggest(&entry.key) == Some("runs_on")
         }));
         if !said && !defaults.broken_runs_on {
             self.fault("K0101", job.span, format!("job `{}` has no `runs_on`", job.key))
@@ -186,31 +262,38 @@ impl Walk<'_> {
         None
     }
 
-    fn job_steps(&mut self, job: &Entry, fields: Fields<'_>, around: &Around<'_>) -> Steps {
-        match (fields.get("steps"), fields.get("run")) {
-            (Some(_), Some(run)) => {
-                let message = format!("job `{}` has both `steps` and `run`", job.key);
-                self.fault("K0103", run.span, message).help("`run` is the short form of one step; keep one of them");
-                Default::default()
+    fn job_body_of(&mut self, job: &Entry, fields: Fields<'_>, around: &Around<'_>) -> Body {
+        let mut body = Body::default();
+        let Some(entry) = self.body(&job.key, fields) else {
+            let said = matches!(&job.value.data, Data::Map(entries) if entries.iter().any(|entry| {
+                matches!(keys::JOB.suggest(&entry.key), Some("run" | "steps" | "generate" | "invoke"))
+            }));
+            if !said {
+                self.fault("K0101", job.span, format!("job `{}` has no `steps`", job.key)).expected([
+                    "`steps`, a list of scripts",
+                    "`run`, one script",
+                    "`generate`, a script that makes jobs",
+                    "`invoke`, an event for other workflows",
+                ]);
             }
-            (Some(steps), None) => self.within("steps", |walk| walk.steps(&steps.value, around)),
-            (None, Some(run)) => {
-                let script = self.within("run", |walk| walk.script(&run.value, "run"));
-                let step = script.map(|script| self.bare_step(&run.value, script, around));
-                Steps { steps: step.into_iter().collect(), ..Steps::default() }
+            return body;
+        };
+        match entry.key.as_str() {
+            "steps" => body.steps = self.within("steps", |walk| walk.steps(&entry.value, around)),
+            "run" => {
+                let script = self.within("run", |walk| walk.script(&entry.value, "run"));
+                let step = script.map(|script| self.bare_step(&entry.value, script, around));
+                body.steps.steps.extend(step);
             }
-            (None, None) => {
-                let said = matches!(&job.value.data, Data::Map(entries) if entries.iter().any(|entry| {
-                    matches!(entry.key.as_str(), "generate" | "invoke")
-                        || matches!(keys::JOB.suggest(&entry.key), Some("run" | "steps"))
-                }));
-                if !said {
-                    self.fault("K0101", job.span, format!("job `{}` has no `steps`", job.key))
-                        .expected(["`steps`, a list of scripts", "`run`, one script"]);
+            "generate" => {
+                if let Some((generate, step)) = self.generate(entry, fields, around) {
+                    body.generate = Some(generate);
+                    body.steps.steps.push(step);
                 }
-                Default::default()
             }
+            _ => body.invoke = self.invoke(entry, fields, &job.key, around.names, around.place),
         }
+        body
     }
 
     /// `max_parallel` and `fail_fast`, which only a matrix or hosts give a meaning.
@@ -233,7 +316,7 @@ impl Walk<'_> {
         (max_parallel, fail_fast.unwrap_or_default())
     }
 
-    fn checkout(&mut self, node: &Node) -> Checkout {
+    fn checkout(&mut self, node: &Node, scope: &Scope) -> Checkout {
         match (&node.data, node.core()) {
             (Data::Scalar(..), Some(Core::Bool(enabled))) => Checkout { enabled, ..Checkout::default() },
             (Data::Map(_), _) => {
@@ -241,14 +324,44 @@ impl Walk<'_> {
                 let depth = fields
                     .get("depth")
                     .and_then(|entry| self.within("depth", |walk| walk.int(&entry.value, 0, i64::from(u32::MAX))));
-                let depth = depth.and_then(|depth| u32::try_from(depth).ok()).unwrap_or(1);
-                Checkout { enabled: true, depth }
+                let mut flag = |key: &str| {
+                    let entry = fields.get(key);
+                    entry.and_then(|entry| self.within(key, |walk| walk.bool(&entry.value))).unwrap_or_default()
+                };
+                let (submodules, lfs, tags) = (flag("submodules"), flag("lfs"), flag("tags"));
+                let scope_of = |key: &str| Scope { key: key.to_owned(), ..scope.clone() };
+                Checkout {
+                    enabled: true,
+                    depth: depth.and_then(|depth| u32::try_from(depth).ok()).unwrap_or(1),
+                    submodules,
+                    lfs,
+                    tags,
+                    path: fields
+                        .get("path")
+                        .and_then(|entry| self.within("path", |walk| walk.directory(&entry.value, &scope_of("path")))),
+                    git_ref: fields
+                        .get("ref")
+                        .and_then(|entry| self.within("ref", |walk| walk.git_ref(&entry.value, &scope_of("ref")))),
+                }
             }
             _ => {
                 self.mismatch("K0202", node, "true, false or a map with `depth`");
                 Checkout::default()
             }
         }
+    }
+
+    /// A branch, tag or commit of the job's repository.
+    fn git_ref(&mut self, node: &Node, scope: &Scope) -> Option<Value> {
+        let value = self.template(node, scope)?;
+        if let Value::Static { r#static: text } = &value
+            && !is_ref(text)
+        {
+            self.fault("K0205", node.span, format!("`{}` is not a branch, tag or commit", crate::yaml::shorten(text)))
+                .expected(["a name such as `main`, `refs/tags/v1` or a commit"]);
+            return None;
+        }
+        Some(value)
     }
 
     fn outputs(&mut self, fields: Fields<'_>, around: &Around<'_>, ids: &[String]) -> BTreeMap<String, Value> {
@@ -279,4 +392,17 @@ impl Walk<'_> {
         });
         outputs
     }
+}
+
+/// What git takes as a name, without what could be read as an option or as more than one.
+pub(crate) fn is_ref(text: &str) -> bool {
+    (1..=255).contains(&text.len())
+        && !text.starts_with(['-', '/', '.'])
+        && !text.ends_with(['/', '.'])
+        && !text.contains("..")
+        && !text.contains("@{")
+        && !text.contains("//")
+        && text
+            .chars()
+            .all(|c| !c.is_control() && !c.is_whitespace() && !matches!(c, '~' | '^' | ':' | '?' | '*' | '[' | '\\'))
 }

@@ -13,6 +13,7 @@ pub(crate) struct KeySet {
 
 pub(crate) const WORKFLOW: KeySet = KeySet {
     accepted: &[
+        "approval",
         "concurrency",
         "defaults",
         "description",
@@ -25,12 +26,15 @@ pub(crate) const WORKFLOW: KeySet = KeySet {
         "requires",
         "rules",
         "run_name",
+        "secrets",
         "timeout",
     ],
-    planned: &["approval", "hash_files", "install_env", "registries", "secrets"],
+    planned: &["hash_files", "install_env", "registries"],
 };
-pub(crate) const DEFAULTS: KeySet =
-    KeySet { accepted: &["env", "runs_on", "shell", "timeout", "working_directory"], planned: &["container", "retry"] };
+pub(crate) const DEFAULTS: KeySet = KeySet {
+    accepted: &["container", "env", "retry", "runs_on", "shell", "timeout", "working_directory"],
+    planned: &[],
+};
 pub(crate) const ON: KeySet = KeySet {
     accepted: &[
         "comment",
@@ -56,8 +60,9 @@ pub(crate) const ON: KeySet = KeySet {
         "webhook",
         "workflow_complete",
         "workflow_run",
+        "workflows_failed_batch",
     ],
-    planned: &["workflows_failed_batch"],
+    planned: &[],
 };
 pub(crate) const PUSH: KeySet = KeySet { accepted: &["branches", "paths"], planned: &["repos"] };
 pub(crate) const PULL_REQUEST: KeySet =
@@ -88,53 +93,61 @@ pub(crate) const INPUT: KeySet = KeySet {
 };
 pub(crate) const JOB: KeySet = KeySet {
     accepted: &[
+        "approval",
+        "artifacts",
+        "cache",
         "checkout",
         "concurrency",
+        "container",
         "description",
         "env",
+        "environment",
         "fail_fast",
+        "generate",
         "git_credentials",
         "grace_period",
         "hooks",
         "if",
         "include_uninitialized",
         "init",
+        "invoke",
         "matrix",
         "max_parallel",
         "name",
         "needs",
         "on_unreachable",
         "outputs",
+        "resources",
         "retry",
         "rules",
         "run",
         "runs_on",
         "runs_on_all",
+        "secrets",
+        "services",
         "steps",
         "timeout",
     ],
-    planned: &[
-        "approval",
-        "artifacts",
-        "cache",
-        "container",
-        "environment",
-        "full_repo",
-        "generate",
-        "id_token",
-        "invoke",
-        "provenance",
-        "resources",
-        "secrets",
-        "services",
-    ],
+    planned: &["full_repo", "id_token", "provenance"],
 };
-pub(crate) const NEED: KeySet = KeySet { accepted: &["job", "when"], planned: &["group"] };
-pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels"], planned: &["pick"] };
+pub(crate) const CONTAINER: KeySet =
+    KeySet { accepted: &["credentials", "env", "image", "options", "pull", "user"], planned: &[] };
+pub(crate) const CONTAINER_OPTIONS: KeySet =
+    KeySet { accepted: &["cap_add", "privileged", "read_only", "shm_size"], planned: &[] };
+pub(crate) const SERVICE: KeySet =
+    KeySet { accepted: &["credentials", "env", "health", "image", "ports"], planned: &[] };
+pub(crate) const HEALTH: KeySet = KeySet { accepted: &["interval", "retries", "run"], planned: &[] };
+pub(crate) const REGISTRY_CREDENTIALS: KeySet =
+    KeySet { accepted: &["token_value", "user_value"], planned: &["token_secret", "user_secret"] };
+pub(crate) const RESOURCES: KeySet =
+    KeySet { accepted: &["cpus", "limits", "memory", "requests"], planned: &["disk", "gpus"] };
+pub(crate) const AMOUNTS: KeySet = KeySet { accepted: &["cpus", "memory"], planned: &["disk", "gpus"] };
+pub(crate) const NEED: KeySet = KeySet { accepted: &["group", "job", "when"], planned: &[] };
+pub(crate) const RUNS_ON: KeySet = KeySet { accepted: &["exclude", "labels", "pick"], planned: &[] };
 pub(crate) const RUNS_ON_ALL: KeySet = KeySet { accepted: &["exclude", "include"], planned: &[] };
 pub(crate) const HOST_GROUP: KeySet = KeySet { accepted: &["all"], planned: &[] };
 pub(crate) const CHECKOUT: KeySet =
-    KeySet { accepted: &["depth"], planned: &["lfs", "path", "ref", "submodules", "tags"] };
+    KeySet { accepted: &["depth", "lfs", "path", "ref", "submodules", "tags"], planned: &[] };
 pub(crate) const GIT_CREDENTIALS: KeySet = KeySet { accepted: &["access", "default", "named", "repos"], planned: &[] };
 pub(crate) const BASIC_CREDENTIAL: KeySet = KeySet {
     accepted: &["host", "kind", "repos", "token_value", "user_value"],
@@ -144,12 +157,24 @@ pub(crate) const GITHUB_APP_CREDENTIAL: KeySet = KeySet {
     accepted: &["app_id_value", "host", "installation_id_value", "kind", "private_key_value", "repos"],
     planned: &["app_id_secret", "installation_id_secret", "private_key_secret"],
 };
+pub(crate) const GENERATE: KeySet = KeySet { accepted: &["allow", "group", "run", "shell"], planned: &[] };
+pub(crate) const ALLOW: KeySet = KeySet { accepted: &["environments", "runs_on", "secrets"], planned: &[] };
+pub(crate) const INVOKE: KeySet = KeySet { accepted: &["event", "optional", "payload"], planned: &[] };
+pub(crate) const ENVIRONMENT: KeySet = KeySet { accepted: &["name", "url"], planned: &[] };
+pub(crate) const APPROVAL: KeySet = KeySet { accepted: &["approvers", "reason", "timeout"], planned: &[] };
+pub(crate) const STEP_APPROVAL: KeySet = KeySet { accepted: &["approvers", "reason", "timeout", "when"], planned: &[] };
+pub(crate) const APPROVER: KeySet = KeySet { accepted: &["team", "user"], planned: &[] };
+pub(crate) const FAILED_BATCH: KeySet = KeySet { accepted: &["accumulate", "workflows"], planned: &[] };
+/// What a generator writes.
+pub(crate) const FRAGMENT: KeySet = KeySet { accepted: &["jobs"], planned: &[] };
 pub(crate) const CONCURRENCY: KeySet = KeySet { accepted: &["cancel_in_progress", "group", "max"], planned: &[] };
 pub(crate) const RETRY: KeySet = KeySet { accepted: &["attempts", "on"], planned: &[] };
 pub(crate) const SHELL: KeySet = KeySet { accepted: &["command"], planned: &[] };
 pub(crate) const STEP: KeySet = KeySet {
     accepted: &[
         "apply",
+        "approval",
+        "cache",
         "check",
         "continue_on_error",
         "drift_exit_code",
@@ -162,6 +187,7 @@ pub(crate) const STEP: KeySet = KeySet {
         "parallel",
         "retry",
         "run",
+        "secrets",
         "shell",
         "timeout",
         "use",
@@ -170,7 +196,7 @@ pub(crate) const STEP: KeySet = KeySet {
         "with",
         "working_directory",
     ],
-    planned: &["approval", "cache", "secrets"],
+    planned: &[],
 };
 /// What may stand beside `use`.
 pub(crate) const OF_USE: [&str; 6] = ["env", "id", "if", "name", "use", "with"];
@@ -191,7 +217,13 @@ pub(crate) const RUN_HOOKS: KeySet =
     KeySet { accepted: &["cleanup", "on_cancel", "on_failure", "on_success"], planned: &[] };
 pub(crate) const HOOK_STEP: KeySet =
     KeySet { accepted: &["env", "name", "run", "shell", "timeout", "working_directory"], planned: &[] };
-pub(crate) const INIT: KeySet = KeySet { accepted: &["env", "run", "shell", "timeout"], planned: &["cache"] };
+pub(crate) const INIT: KeySet = KeySet { accepted: &["cache", "env", "run", "shell", "timeout"], planned: &[] };
+pub(crate) const CACHE: KeySet =
+    KeySet { accepted: &["key", "paths", "required", "restore_keys", "when"], planned: &[] };
+pub(crate) const ARTIFACTS: KeySet = KeySet { accepted: &["download", "upload"], planned: &[] };
+pub(crate) const UPLOAD: KeySet =
+    KeySet { accepted: &["expire_in", "if_empty", "name", "paths", "when"], planned: &[] };
+pub(crate) const DOWNLOAD: KeySet = KeySet { accepted: &["from", "name", "path"], planned: &[] };
 pub(crate) const REQUIREMENT: KeySet = KeySet { accepted: &["exists", "file", "match", "not"], planned: &[] };
 pub(crate) const RULE: KeySet = KeySet { accepted: &["if", "label"], planned: &[] };
 
@@ -310,6 +342,13 @@ mod tests {
             SCHEDULE,
             INPUT,
             JOB,
+            CONTAINER,
+            CONTAINER_OPTIONS,
+            SERVICE,
+            HEALTH,
+            REGISTRY_CREDENTIALS,
+            RESOURCES,
+            AMOUNTS,
             NEED,
             RUNS_ON,
             RUNS_ON_ALL,
@@ -332,9 +371,22 @@ mod tests {
             RUN_HOOKS,
             HOOK_STEP,
             INIT,
+            CACHE,
+            ARTIFACTS,
+            UPLOAD,
+            DOWNLOAD,
             PART,
             REQUIREMENT,
             RULE,
+            GENERATE,
+            ALLOW,
+            INVOKE,
+            ENVIRONMENT,
+            APPROVAL,
+            STEP_APPROVAL,
+            APPROVER,
+            FAILED_BATCH,
+            FRAGMENT,
         ];
         for set in sets {
             assert!(set.accepted.is_sorted() && set.planned.is_sorted(), "{set:?}");

@@ -4,16 +4,22 @@
 //! text that is given.
 
 mod action;
+mod cache;
 mod composite;
+mod container;
+mod dynamic;
+mod fragment;
 mod git;
 mod hooks;
 mod hosts;
 mod init;
 mod job;
 pub(crate) mod keys;
+mod known;
 mod matrix;
 mod needs;
 mod on;
+mod protection;
 mod scope;
 mod step;
 mod turns;
@@ -30,6 +36,8 @@ use crate::lock::Workflow;
 use crate::yaml::{self, Lines, Span};
 
 pub use composite::STEP_DIR;
+pub use fragment::{FragmentError, compile_fragment};
+pub(crate) use job::is_ref;
 
 use composite::{Library, part_path};
 use walk::Walk;

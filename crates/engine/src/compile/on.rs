@@ -117,6 +117,7 @@ impl Walk<'_> {
             "job_complete" => self.job_complete(node),
             "lifecycle" => self.lifecycle(node),
             "schedule" => self.schedule(node),
+            "workflows_failed_batch" => self.failed_batch(node),
             _ => self.forge_trigger(name, node),
         }
     }

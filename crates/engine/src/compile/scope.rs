@@ -75,12 +75,14 @@ pub(super) struct NeedNames {
     pub(super) outputs: Vec<String>,
     /// It runs on hosts.
     pub(super) hosts: bool,
+    /// What outputs there are is not known: a group of generated jobs.
+    pub(super) open: bool,
 }
 
 impl NeedNames {
     fn shape(&self) -> Shape {
-        let mut fields =
-            BTreeMap::from([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), leaves(&self.outputs))]);
+        let outputs = if self.open { Shape::Open } else { leaves(&self.outputs) };
+        let mut fields = BTreeMap::from([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), outputs)]);
         if self.hosts {
             let mut summary = BTreeMap::from([("total".to_owned(), Shape::Leaf)]);
             for list in ["succeeded_hosts", "failed_hosts", "skipped_hosts", "cancelled_hosts"] {

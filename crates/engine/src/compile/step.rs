@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::expr::Scope;
-use crate::lock::{Action, Composite, Group, SourceRef, Step};
+use crate::lock::{Action, ApprovalWhen, Composite, Group, SourceRef, Step};
 use crate::yaml::{Data, Entry, Node};
 
 use super::job::{Defaults, Place};
@@ -197,7 +197,7 @@ impl Walk<'_> {
         if matches!(action, Some(Action::WaitFor(_))) {
             step.timeout_ms = None;
         }
-        self.step_fields(&mut step, fields, before, around);
+        self.step_fields(&mut step, fields, before, around, &owner);
         if let Some(entry) = fields.get("retry") {
             step.retry = self.within("retry", |walk| walk.step_retry(&entry.value, &owner));
         }
@@ -214,7 +214,14 @@ impl Walk<'_> {
     }
 
     /// The keys that every kind of step has.
-    fn step_fields(&mut self, step: &mut Step, fields: Fields<'_>, before: &[String], around: &Around<'_>) {
+    fn step_fields(
+        &mut self,
+        step: &mut Step,
+        fields: Fields<'_>,
+        before: &[String],
+        around: &Around<'_>,
+        owner: &str,
+    ) {
         if let Some(entry) = fields.get("id") {
             step.id = self.within("id", |walk| walk.step_id(&entry.value));
         }
@@ -222,9 +229,27 @@ impl Walk<'_> {
             let scope = around.scope("if", before);
             step.condition = self.within("if", |walk| walk.condition(&entry.value, &scope));
         }
+        if let Some(entry) = fields.get("secrets") {
+            step.secrets = self.within("secrets", |walk| walk.secrets(&entry.value));
+        }
+        if let Some(entry) = fields.get("approval") {
+            let owner = around.owner();
+            let owner = format!("a step of {owner}");
+            step.approval = self.within("approval", |walk| walk.approval(&entry.value, &keys::STEP_APPROVAL, &owner));
+            let on_drift = step.approval.as_ref().is_some_and(|approval| approval.when == ApprovalWhen::Drift);
+            if on_drift && fields.get("check").is_none() {
+                self.within("approval", |walk| {
+                    walk.fault("K0104", entry.span, format!("`when: drift` in {owner} has no effect without `check`"));
+                });
+            }
+        }
         if let Some(entry) = fields.get("continue_on_error") {
             step.continue_on_error =
                 self.within("continue_on_error", |walk| walk.bool(&entry.value)).unwrap_or_default();
+        }
+        if let Some(entry) = fields.get("cache") {
+            let scope = around.scope("cache", before);
+            step.cache = self.within("cache", |walk| walk.caches(&entry.value, owner, &scope));
         }
         self.command_fields(step, fields, |key| around.scope(key, before));
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::expr::{Expr, ExprError, Finding, FindingKind, Part, Scope, Template, check_expr, check_template};
 use crate::labels::{MAX_MATCHERS, parse_term};
-use crate::lock::{Matcher, Selector, Shell, Stage, Value};
+use crate::lock::{Matcher, Pick, Selector, Shell, Stage, Value};
 use crate::yaml::{Data, Node};
 
 use super::keys::{self, nearest};
@@ -158,6 +158,10 @@ impl Walk<'_> {
             if let Some(entry) = fields.get("labels") {
                 self.within("labels", |walk| walk.labels(&entry.value, scope, &mut selector));
             }
+            if let Some(entry) = fields.get("pick") {
+                let word = self.within("pick", |walk| walk.word(&entry.value, &["deterministic", "any"]));
+                selector.pick = if word == Some("any") { Pick::Any } else { Pick::Deterministic };
+            }
             if let Some(entry) = fields.get("exclude") {
                 let mut excluded = Selector::default();
                 self.within("exclude", |walk| walk.labels(&entry.value, scope, &mut excluded));
@@ -197,7 +201,10 @@ impl Walk<'_> {
                 Ok(term) => selector.labels.push(term.matcher),
                 Err(error) => {
                     let suggestion = suggest_label(&text);
-                    self.fault("K0504", item.span, error.to_string()).replace(suggestion);
+                    // A label may hold line breaks; a message is one line.
+                    let message: String =
+                        error.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+                    self.fault("K0504", item.span, message).replace(suggestion);
                 }
             }
         }

@@ -8,7 +8,9 @@ use crate::yaml::{Data, Entry, Node, Span};
 
 use super::job::{Defaults, Place};
 use super::keys;
-use super::scope::{self, Inputs, JobNames, NeedNames};
+use super::known::{Known, shown};
+use super::needs::Needs;
+use super::scope::{self, Inputs, JobNames};
 use super::step::Around;
 use super::walk::{Fields, Walk};
 
@@ -19,11 +21,6 @@ const MAX_JOBS: usize = 256;
 pub(super) struct Named {
     pub(super) workflow: Workflow,
     pub(super) place: Span,
-}
-
-/// What a job shows to those that need it.
-fn shown(job: &Job) -> NeedNames {
-    NeedNames { outputs: job.outputs.keys().cloned().collect(), hosts: job.runs_on_all.is_some() }
 }
 
 impl Walk<'_> {
@@ -61,6 +58,10 @@ impl Walk<'_> {
             Some(entry) => self.within("defaults", |walk| walk.defaults(&entry.value, &inputs)),
             None => Defaults::default(),
         };
+        let secrets = fields.get("secrets").map(|entry| self.within("secrets", |walk| walk.secrets(&entry.value)));
+        let approval = fields.get("approval").and_then(|entry| {
+            self.within("approval", |walk| walk.approval(&entry.value, &keys::APPROVAL, "the workflow"))
+        });
         let timeout_ms =
             fields.get("timeout").and_then(|entry| self.within("timeout", |walk| walk.duration(&entry.value)));
         let concurrency = fields.get("concurrency").and_then(|entry| {
@@ -88,6 +89,8 @@ impl Walk<'_> {
             requires,
             rules,
             env,
+            secrets: secrets.unwrap_or_default(),
+            approval,
             timeout_ms,
             concurrency,
             jobs,
@@ -162,9 +165,16 @@ impl Walk<'_> {
         if let Some(entry) = fields.get("timeout") {
             defaults.timeout_ms = self.within("timeout", |walk| walk.duration(&entry.value));
         }
+        if let Some(entry) = fields.get("retry") {
+            defaults.retry = self.within("retry", |walk| walk.retry(&entry.value));
+        }
         if let Some(entry) = fields.get("env") {
             let scope = scope::on_agent(scope::workflow("env", inputs));
             defaults.env = self.within("env", |walk| walk.env(&entry.value, &scope, false));
+        }
+        if let Some(entry) = fields.get("container") {
+            let scope = scope::workflow("container", inputs);
+            defaults.container = self.within("container", |walk| walk.container(&entry.value, &scope));
         }
         defaults
     }
@@ -182,7 +192,8 @@ impl Walk<'_> {
                 walk.fault("K0704", entry.value.span, message);
                 return Vec::new();
             }
-            let place = Place { defaults, inputs, jobs: entries };
+            let known = Known::written(entries);
+            let place = Place { defaults, inputs, known: &known, member: false };
             let mut jobs = Vec::new();
             let mut edges = BTreeMap::new();
             for entry in entries {
@@ -191,7 +202,7 @@ impl Walk<'_> {
                 edges.insert(entry.key.as_str(), needs);
                 jobs.extend(job);
             }
-            walk.cycles(&edges, entries);
+            walk.cycles(&edges, entries, &known);
             jobs
         })
     }
@@ -203,7 +214,8 @@ impl Walk<'_> {
             hosts: false,
             needs: jobs.iter().map(|job| (job.name.clone(), shown(job))).collect(),
         };
-        let place = Place { defaults, inputs, jobs: &[] };
+        let known = Known::default();
+        let place = Place { defaults, inputs, known: &known, member: false };
         let around = Around { place: &place, names: &names, job: RUN_HOOKS_JOB };
         let scope = around.scope("hooks", &[]);
         let hooks = self.hooks(&entry.value, &keys::RUN_HOOKS, "the workflow", &scope, &around);
@@ -218,18 +230,19 @@ impl Walk<'_> {
             }
             return None;
         };
-        let all = || JobStatus::terminal().collect();
+        let all = || JobStatus::terminal().collect::<Vec<_>>();
         (!hooks.is_empty()).then(|| Job {
             display_name: Some(Value::fixed("hooks")),
-            needs: jobs.iter().map(|job| Need { job: job.name.clone(), run_on: all() }).collect(),
+            needs: jobs.iter().map(|job| Need::on(&job.name, all())).collect(),
             env: defaults.env.clone(),
+            container: defaults.container.clone(),
             timeout_ms: Some(MAX_RUN_HOOKS_MS),
             hooks,
             ..Job::bare(RUN_HOOKS_JOB, SourceRef { file: self.file.to_owned(), line: entry.span.start.line }, runs_on)
         })
     }
 
-    fn job_name(&mut self, entry: &Entry) {
+    pub(super) fn job_name(&mut self, entry: &Entry) {
         let name = entry.key.as_str();
         if !super::is_job_name(name) {
             let repaired: String =
@@ -241,9 +254,9 @@ impl Walk<'_> {
         }
     }
 
-    fn cycles(&mut self, needs: &BTreeMap<&str, Vec<Need>>, entries: &[Entry]) {
+    fn cycles(&mut self, needs: &BTreeMap<&str, Needs>, entries: &[Entry], known: &Known) {
         let edges: BTreeMap<&str, Vec<&str>> =
-            needs.iter().map(|(name, needs)| (*name, needs.iter().map(|need| need.job.as_str()).collect())).collect();
+            needs.iter().map(|(name, needs)| (*name, needs.upstream(known))).collect();
         self.cycle(&edges, |name| {
             entries.iter().find(|entry| entry.key == name).map_or_else(Span::default, needs_place)
         });
@@ -263,7 +276,7 @@ fn first_line(node: &Node) -> Span {
     Span::on_line(start.line, start.col, 1)
 }
 
-fn declared_inputs(triggers: &[Trigger]) -> Inputs {
+pub(super) fn declared_inputs(triggers: &[Trigger]) -> Inputs {
     let mut names: Inputs = Vec::new();
     for trigger in triggers {
         match trigger {

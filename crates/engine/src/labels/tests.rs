@@ -86,7 +86,9 @@ fn the_match_rule_names_the_first_predicate_that_fails() {
 fn selectors_that_say_nothing_or_too_much_are_refused() {
     let exact = |value: &str| Matcher::Exact { value: value.to_owned() };
     let compile = |labels: Vec<Matcher>, exclude: Vec<Matcher>| {
-        CompiledSelector::compile(&Selector { labels, exclude }).map(|_| ()).map_err(|error| error.to_string())
+        CompiledSelector::compile(&Selector { labels, exclude, ..Selector::default() })
+            .map(|_| ())
+            .map_err(|error| error.to_string())
     };
     assert!(compile(vec![], vec![exact("a")]).unwrap_err().contains("name at least one"));
     assert!(compile(vec![exact("a"); 31], vec![]).unwrap_err().contains("at most 30"));

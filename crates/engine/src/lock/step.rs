@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use super::{Conditions, Input, Shell, SourceRef, Value};
+use super::{Approval, Cache, Conditions, Input, Secrets, Shell, SourceRef, Value};
 
 /// Longest that one hook may take, in milliseconds; also its limit where it names none.
 pub const MAX_HOOK_MS: u64 = 5 * 60 * 1000;
@@ -38,6 +38,12 @@ pub struct Step {
     /// Environment of this step.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, Value>,
+    /// Secrets in the environment of this step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: Secrets,
+    /// Who must agree before it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approval>,
     /// A CEL condition, evaluated on the agent; false means `skipped`.
     #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
@@ -56,6 +62,9 @@ pub struct Step {
     /// The use of a step file that it stands in, as an index into the job's `composites`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub composite: Option<u32>,
+    /// Files that are restored before it and saved after it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cache: Vec<Cache>,
     /// Run when the step was cancelled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on_cancel: Vec<Step>,
@@ -75,12 +84,15 @@ impl Step {
             shell: None,
             working_directory: None,
             env: BTreeMap::new(),
+            secrets: Secrets::new(),
+            approval: None,
             condition: None,
             continue_on_error: false,
             timeout_ms: None,
             retry: None,
             group: None,
             composite: None,
+            cache: Vec::new(),
             on_cancel: Vec::new(),
             cleanup: Vec::new(),
         }
@@ -97,7 +109,8 @@ impl Step {
             Action::Emit(emit) => Some(&emit.event),
             _ => None,
         };
-        self.name.iter().chain(&self.working_directory).chain(self.env.values()).chain(own)
+        let caches = self.cache.iter().flat_map(Cache::values);
+        self.name.iter().chain(&self.working_directory).chain(self.env.values()).chain(own).chain(caches)
     }
 }
 
@@ -163,7 +176,7 @@ impl Emit {
     }
 }
 
-fn templates<'a>(json: &'a Json, found: &mut Vec<&'a str>) {
+pub(super) fn templates<'a>(json: &'a Json, found: &mut Vec<&'a str>) {
     match json {
         Json::String(text) if text.contains("${{") => found.push(text),
         Json::Array(items) => items.iter().for_each(|item| templates(item, found)),

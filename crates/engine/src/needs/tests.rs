@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn need(job: &str, run_on: &[JobStatus]) -> Need {
-    Need { job: job.to_owned(), run_on: run_on.to_vec() }
+    Need::on(job, run_on)
 }
 
 fn node(base_name: &str, status: JobStatus, needs: Vec<Need>) -> Node {
@@ -107,7 +107,7 @@ fn any_graph() -> impl Strategy<Value = Vec<Node>> {
                 for (index, run_on) in edges {
                     let job = nodes.get(index.index(at.max(1))).map(|node: &Node| node.base_name.clone());
                     if let Some(job) = job.filter(|job| needs.iter().all(|need| need.job != *job)) {
-                        needs.push(Need { job, run_on });
+                        needs.push(Need::on(job, run_on));
                     }
                 }
                 needs
@@ -146,7 +146,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn random_graphs_agree_with_brute_force(nodes in any_graph()) {
+    fn acceptance_19_random_graphs_agree_with_brute_force(nodes in any_graph()) {
         let found = propagate(&nodes);
         let (ready, skipped) = brute_force(&nodes);
         prop_assert_eq!(&found.ready, &ready);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 
 use super::context::{agent_wants_payload, context, rendered};
-use super::{Activation, JobRef, Scope};
+use super::{Activation, JobRef, Scope, containers, gates};
 use crate::expr::{self, Context, Functions};
 use crate::hosts::{Fanout, Host, OnUnreachable, Reach, pinned_selector, reach};
 use crate::jobspec::JobSpec;
@@ -61,6 +61,12 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context, place: O
     if let Some(verdict) = place.as_ref().and_then(|place| absent(place, job.on_unreachable)) {
         return verdict;
     }
+    if let Some(reason) = gates::held_back(workflow, job) {
+        return Activation::Hold { reason };
+    }
+    if let Some(invoke) = &job.invoke {
+        return gates::invocation(job, invoke, context).unwrap_or_else(fail);
+    }
     let labels = match (&job.runs_on_all, &place) {
         (Some(all), Some(place)) => {
             let unknown = LabelSet::new();
@@ -78,7 +84,7 @@ pub(super) fn decide(workflow: &Workflow, job: &Job, context: &Context, place: O
         Err(message) => return fail(format!("concurrency: {message}")),
     };
     // Rendered again when the job is offered; a fault shows here, before it waits for an agent.
-    match environment(workflow, job, context) {
+    match environment(workflow, job, context).and_then(|_| containers::rendered(job, context)) {
         Ok(_) => Activation::Enqueue { selector, pinned, slot },
         Err(message) => fail(message),
     }
@@ -155,7 +161,8 @@ fn render_selector(selector: &Selector, context: &Context) -> Result<Selector, S
         Matcher::Regex { .. } => Ok(matcher.clone()),
     };
     let all = |list: &[Matcher]| list.iter().map(render).collect::<Result<Vec<_>, String>>();
-    let mut rendered = Selector { labels: all(&selector.labels)?, exclude: all(&selector.exclude)? };
+    let mut rendered =
+        Selector { labels: all(&selector.labels)?, exclude: all(&selector.exclude)?, pick: selector.pick };
     // Equal selectors have equal text, whichever way they were written.
     for list in [&mut rendered.labels, &mut rendered.exclude] {
         list.sort_by(|a, b| sort_key(a).cmp(&sort_key(b)));
@@ -195,6 +202,7 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
     let definition = scope.workflow.jobs.get(job.job_index).ok_or_else(|| no_such_job(job))?;
     let mut context = context_of(scope, job);
     let env = environment(scope.workflow, definition, &context)?;
+    let (container, services) = containers::rendered(definition, &context)?;
     if !agent_wants_payload(scope.workflow, definition)
         && let Some(Json::Object(event)) = context.get_mut("event")
     {
@@ -208,15 +216,47 @@ pub fn job_spec(scope: Scope<'_>, job: JobRef<'_>) -> Result<JobSpec, String> {
         variables: variables(scope, job.matrix),
         steps: if hooked { run_hooks(definition, job) } else { definition.steps.clone() },
         init: definition.init.clone(),
+        cache: definition.cache.clone(),
+        artifacts: definition.artifacts.clone(),
         groups: definition.groups.clone(),
         composites: definition.composites.clone(),
         hooks: if hooked { Hooks::default() } else { definition.hooks.clone() },
         check_mode: scope.event.check_mode,
         outcome: hooked.then(|| ending(job).to_owned()),
+        container,
+        services,
+        resources: definition.resources.clone(),
         outputs: definition.outputs.clone(),
         fanout: job.fanout.cloned(),
         context: context.into_inner(),
+        generate: definition.generate.is_some(),
     })
+}
+
+/// Where the files of a job go in its workspace, and what is checked out instead of the run's commit; both empty where the job
+/// says nothing.
+///
+/// # Errors
+/// A message for the job's row (reason `expr_error`).
+pub fn checkout_of(scope: Scope<'_>, job: JobRef<'_>) -> Result<(String, String), String> {
+    let definition = scope.workflow.jobs.get(job.job_index).ok_or_else(|| no_such_job(job))?;
+    let (path, git_ref) = (&definition.checkout.path, &definition.checkout.git_ref);
+    if path.is_none() && git_ref.is_none() {
+        return Ok((String::new(), String::new()));
+    }
+    let context = context_of(scope, job);
+    let text = |key: &str, value: &Option<Value>| match value {
+        None => Ok(String::new()),
+        Some(value) => rendered(value, &context).map_err(|error| format!("checkout.{key}: {error}")),
+    };
+    let (path, git_ref) = (text("path", path)?, text("ref", git_ref)?);
+    if path.starts_with('/') || path.split(['/', '\\']).any(|piece| piece == "..") {
+        return Err(format!("checkout.path: `{path}` leaves the workspace"));
+    }
+    if !git_ref.is_empty() && !crate::compile::is_ref(&git_ref) {
+        return Err(format!("checkout.ref: `{git_ref}` is not a branch, tag or commit"));
+    }
+    Ok((path, git_ref))
 }
 
 /// `MATRIX_<NAME>` and `INPUT_<NAME>`, so that scripts need no expressions.

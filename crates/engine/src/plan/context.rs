@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::{Needs, Scope};
 use crate::concurrency::{MAX_GROUP_CHARS, SlotAsk};
 use crate::expr::{Context, Expr, ExprError, Functions, Part, Template};
-use crate::lock::{Action, Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
+use crate::lock::{Action, Cache, Concurrency, Job, Matcher, Matrix, Stage, Step, Value, Workflow};
 
 /// What expressions see at dispatch: `event`, `repo`, `ref`, `sha`, `branch`, `inputs`, `vars`, `matrix`, `needs`, `run`.
 /// `repo`, `ref`, `sha` and `branch` are those of the code that runs; what the event tells of is under `event`.
@@ -71,6 +71,10 @@ pub(super) fn slot(wanted: Option<&Concurrency>, context: &Context) -> Result<Op
 pub fn wants_payload(workflow: &Workflow) -> bool {
     let rules = workflow.rules.iter().map(|rule| &rule.condition);
     let group = workflow.concurrency.iter().map(|concurrency| &concurrency.group);
+    // What generated jobs will read is not known yet.
+    if workflow.jobs.iter().any(|job| job.generate.as_ref().is_some_and(|generate| generate.members.is_none())) {
+        return true;
+    }
     let values = workflow.run_name.iter().chain(workflow.env.values()).chain(group);
     workflow.condition.iter().chain(rules).any(|text| expr_wants(text))
         || values.into_iter().any(value_wants)
@@ -95,10 +99,18 @@ fn dispatch_wants(job: &Job) -> bool {
         || labels.into_iter().any(|text| template_wants(text))
         || job.display_name.iter().chain(job.env.values()).any(value_wants)
         || job.concurrency.iter().any(|concurrency| value_wants(&concurrency.group))
+        || super::containers::values(job).any(value_wants)
+        || job.environments.names.iter().chain(&job.environments.url).any(value_wants)
+        || job.checkout.path.iter().chain(&job.checkout.git_ref).any(value_wants)
+        || job
+            .invoke
+            .iter()
+            .any(|invoke| value_wants(&invoke.event) || invoke.templates().into_iter().any(template_wants))
 }
 
 fn agent_wants(job: &Job) -> bool {
-    job.outputs.values().any(value_wants)
+    let cached = job.cache.iter().flat_map(Cache::values);
+    job.outputs.values().chain(cached).chain(job.artifacts.values()).any(value_wants)
         || job.composites.iter().any(|used| {
             used.condition.iter().any(|text| expr_wants(text))
                 || used.with.values().chain(used.env.values()).chain(used.outputs.values()).any(value_wants)

@@ -114,7 +114,7 @@ fn a_plan_has_variants_edges_and_roots() {
     assert!(matches!(&plan.jobs[0].start, Start::Now(activation) if labels(activation) == ["linux"]));
     assert_eq!((plan.jobs[2].base_name.as_str(), &plan.jobs[2].start), ("test", &Start::AfterNeeds));
     assert_eq!((plan.jobs[2].job_index, plan.jobs[2].max_parallel), (1, Some(1)));
-    assert_eq!(plan.jobs[2].needs, [Need { job: "build".into(), run_on: vec![JobStatus::Success] }]);
+    assert_eq!(plan.jobs[2].needs, [Need::on("build", [JobStatus::Success])]);
 }
 
 #[test]
@@ -467,4 +467,27 @@ fn a_job_that_the_stored_workflow_lacks_is_dropped() {
     let scope = Scope { workflow: &ci, event: &event, run: run() };
     let job = JobRef { name: "b", job_index: 1, matrix: &matrix, fanout: None, needs: &needs };
     assert!(matches!(activate(scope, job, None), Activation::Fail { reason: FailureReason::DriftDropped, .. }));
+}
+
+#[test]
+fn containers_are_rendered_before_an_agent_gets_them_and_a_bad_image_fails_the_job() {
+    let template = |text: &str| json!({"template": text, "stage": "dispatch"});
+    let extra = json!({
+        "container": {"image": template("rust:${{ inputs.env }}"), "env": {"WHO": template("${{ event.payload.head.title }}")}},
+        "services": {"db": {"image": {"static": "postgres:16"}, "env": {"A": template("${{ inputs.count }}")}}},
+    });
+    let ci = workflow(json!({}), &[job("a", extra)]);
+    assert!(wants_payload(&ci), "the payload is there for what is rendered");
+    let (matrix, needs, event) = (BTreeMap::new(), Needs::new(), event());
+    let scope = Scope { workflow: &ci, event: &event, run: run() };
+    let this = JobRef { name: "a", job_index: 0, matrix: &matrix, fanout: None, needs: &needs };
+    let spec = job_spec(scope, this).unwrap();
+    let container = spec.container.unwrap();
+    let fixed = crate::lock::Value::fixed;
+    assert_eq!((container.image, &container.env["WHO"]), (fixed("rust:prod"), &fixed("hello")));
+    assert_eq!((&spec.services["db"].image, &spec.services["db"].env["A"]), (&fixed("postgres:16"), &fixed("3")));
+    let bad = workflow(json!({}), &[job("a", json!({"container": {"image": template("rust ${{ inputs.env }}")}}))]);
+    let scope = Scope { workflow: &bad, ..scope };
+    let Activation::Fail { message, .. } = activate(scope, this, None) else { panic!("it must fail") };
+    assert_eq!(message, "container.image: `rust prod` is not the name of an image, such as `rust:1.86`");
 }

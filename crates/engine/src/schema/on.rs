@@ -6,7 +6,7 @@ use super::{object, reference};
 use crate::compile::keys::{self, KeySet};
 
 /// Triggers by key: their filters, those that must be given, and what they listen to.
-const TRIGGERS: [(&str, &KeySet, &[&str], &str); 23] = [
+const TRIGGERS: [(&str, &KeySet, &[&str], &str); 24] = [
     ("comment", &keys::COMMENT, &[], "A comment on an issue or a pull request"),
     ("create", &keys::REFS, &[], "A branch or tag was created"),
     ("delete", &keys::REFS, &[], "A branch or tag was deleted"),
@@ -30,6 +30,7 @@ const TRIGGERS: [(&str, &KeySet, &[&str], &str); 23] = [
     ("webhook", &keys::WEBHOOK, &["events"], "Any event of the forge, by its own name"),
     ("workflow_complete", &keys::WORKFLOW_COMPLETE, &[], "A run ended"),
     ("workflow_run", &keys::WORKFLOW_RUN, &[], "A run of the forge's own CI"),
+    ("workflows_failed_batch", &keys::FAILED_BATCH, &[], "Runs failed; told once in a while"),
 ];
 
 pub(super) fn on() -> Json {
@@ -67,6 +68,10 @@ fn filter(trigger: &str, key: &str) -> Json {
         ("schedule", "timezone") => {
             json!({"type": "string", "default": "UTC", "description": "Name in the IANA database", "examples": ["Europe/Berlin"]})
         }
+        ("workflows_failed_batch", "accumulate") => {
+            reference("duration", "How long failures are collected; 5m if absent")
+        }
+        ("workflows_failed_batch", _) => reference("strings", "Patterns for the workflows that failed"),
         ("schedule", "jitter") => reference("duration", "It fires up to this much later, always by the same amount"),
         ("schedule", _) => {
             reference("duration", "A firing missed longer ago than this is not made up for; 24h if absent")

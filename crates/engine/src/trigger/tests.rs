@@ -53,6 +53,8 @@ fn workflow(triggers: serde_json::Value) -> Workflow {
         requires: Vec::new(),
         rules: Vec::new(),
         env: BTreeMap::new(),
+        secrets: BTreeMap::new(),
+        approval: None,
         timeout_ms: None,
         concurrency: None,
         jobs: Vec::new(),

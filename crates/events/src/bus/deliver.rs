@@ -1,5 +1,7 @@
 //! From an event to the runs it causes. Reads, decides, and returns everything that is to be written as one value.
 
+use std::sync::Arc;
+
 use kici_engine::event::{Event, EventKind, ForkState, Sender};
 use kici_engine::event_name;
 use kici_engine::ids::RegistrationId;
@@ -15,7 +17,7 @@ use crate::runs::Cause;
 /// Who is told of an event, and in which forms.
 pub(crate) struct Audience {
     forms: Vec<Event>,
-    registrations: Vec<Registration>,
+    registrations: Vec<Arc<Registration>>,
     /// Those that an earlier attempt has started.
     served: Vec<RegistrationId>,
     /// Read when the first one needs it.
@@ -24,7 +26,7 @@ pub(crate) struct Audience {
 
 impl Audience {
     /// Those who may listen.
-    pub(crate) fn registrations(&self) -> &[Registration] {
+    pub(crate) fn registrations(&self) -> &[Arc<Registration>] {
         &self.registrations
     }
 
@@ -45,7 +47,10 @@ impl Planner {
     /// [`Retry`] when the database does not answer.
     pub(crate) async fn audience(&self, event: &BusEvent) -> Result<Audience, Retry> {
         let (kinds, forms) = forms(event);
-        let mut registrations = self.listening(&event.org, None, kinds).await?;
+        // What a job waits for is the work of its own repository, wherever else somebody listens.
+        let gate = event.job_id.is_some() && self.store.gate_of_event(event.id).await?;
+        let own = (event.routing_key.as_deref().unwrap_or_default(), event.source_repo.as_deref().unwrap_or_default());
+        let mut registrations = self.registry.listening(&event.org, gate.then_some(own), kinds).await?;
         registrations.retain(|registration| is_for(event, registration));
         let served = match event.run_ids.is_empty() {
             true => Vec::new(),
@@ -116,6 +121,7 @@ fn forms(event: &BusEvent) -> (&'static [&'static str], Vec<Event>) {
             (&["job_complete", "lifecycle"], forms)
         }
         event_name::REGISTRATION_UPDATED => (&["lifecycle"], vec![life("registration_updated")]),
+        event_name::WORKFLOWS_FAILED_BATCH => (&["workflows_failed_batch"], vec![own(EventKind::WorkflowsFailedBatch)]),
         event_name::SCHEDULE_FIRE => (&["schedule"], vec![own(EventKind::Schedule)]),
         _ => (&["kici_event"], vec![own(EventKind::KiciEvent)]),
     }

@@ -8,11 +8,13 @@ use std::time::Duration;
 use kici_engine::cron::{self, Cron};
 use kici_engine::event_name;
 use kici_engine::ids::{EventId, RegistrationId};
-use kici_engine::lock::{Trigger, Workflow};
+use kici_engine::lock::Trigger;
 use kici_engine::time::{Clock, Ts};
 use kici_store::model::{Emitted, EventLimits, EventOrigin, NewEvent, Registration, ScheduleFire, ScheduleState};
 use kici_store::{Store, StoreError};
 use serde_json::{Value as Json, json};
+
+use crate::registry::Registry;
 
 /// One schedule of a registered workflow.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,12 +95,14 @@ pub struct Schedules {
     store: Store,
     clock: Arc<dyn Clock>,
     tick: Duration,
+    registry: Registry,
 }
 
 impl Schedules {
     /// Over these parts; `tick` is how often somebody looks.
     pub fn new(store: Store, clock: Arc<dyn Clock>, tick: Duration) -> Self {
-        Self { store, clock, tick }
+        let registry = Registry::new(store.clone());
+        Self { store, clock, tick, registry }
     }
 
     /// One look: fires what is due, once. Returns how many fired. What was missed while nobody looked is one firing that
@@ -232,13 +236,15 @@ impl Schedules {
     /// The schedules of registered workflows, of one or of all.
     async fn entries(&self, only: Option<RegistrationId>) -> Result<Vec<Entry>, StoreError> {
         let org = crate::DEFAULT_ORG.to_owned();
-        let mut registrations = self.store.registration_list(org, None, Some("schedule".to_owned())).await?;
+        let mut registrations = self.registry.listening(&org, None, &["schedule"]).await?;
+        // As they are shown: by repository and workflow.
+        registrations.sort_by(|a, b| {
+            (&a.routing_key, &a.repo, &a.workflow_name).cmp(&(&b.routing_key, &b.repo, &b.workflow_name))
+        });
         registrations.retain(|registration| only.is_none_or(|id| id == registration.id));
         let mut entries = Vec::new();
         for registration in registrations {
-            let document = self.store.lock_document(registration.lock_digest.clone()).await?;
-            let workflow = document.and_then(|bytes| serde_json::from_slice::<Workflow>(&bytes).ok());
-            let Some(workflow) = workflow else {
+            let Some(workflow) = self.registry.workflow(&registration.lock_digest).await? else {
                 tracing::warn!(workflow = registration.workflow_name, "its stored lock document is missing");
                 continue;
             };
@@ -247,7 +253,7 @@ impl Schedules {
             for trigger in &workflow.triggers {
                 let Trigger::Schedule { cron, timezone, jitter_ms, catchup_ms, .. } = trigger else { continue };
                 let entry = Entry {
-                    registration: registration.clone(),
+                    registration: Registration::clone(&registration),
                     cron: cron.clone(),
                     timezone: timezone.clone(),
                     jitter: Duration::from_millis(*jitter_ms),

@@ -149,6 +149,7 @@ impl EventWorker {
             matched_count: decision.matched,
             trace: Some(decision.trace.into_json(note.as_deref())),
             note,
+            refused: (!decision.refused.is_empty()).then(|| decision.refused.join("; ")),
             runs: Vec::new(),
         }))
     }
@@ -200,6 +201,7 @@ impl EventWorker {
             matched_count: event.matched_count,
             note: event.note.clone(),
             trace: event.trace.clone(),
+            refused: None,
             runs: Vec::new(),
         };
         match self.store.event_process(done, self.created.activate()).await {
@@ -230,7 +232,13 @@ impl EventWorker {
 
 /// Names that people choose would make a series each.
 fn label(name: &str) -> &'static str {
-    use kici_engine::event_name::{JOB_COMPLETE, REGISTRATION_UPDATED, SCHEDULE_FIRE, WORKFLOW_COMPLETE};
-    let own = [JOB_COMPLETE, REGISTRATION_UPDATED, SCHEDULE_FIRE, WORKFLOW_COMPLETE];
+    use kici_engine::event_name as of;
+    let own = [
+        of::JOB_COMPLETE,
+        of::REGISTRATION_UPDATED,
+        of::SCHEDULE_FIRE,
+        of::WORKFLOW_COMPLETE,
+        of::WORKFLOWS_FAILED_BATCH,
+    ];
     own.into_iter().find(|known| *known == name).unwrap_or("emitted")
 }

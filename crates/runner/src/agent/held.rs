@@ -1,6 +1,6 @@
 //! The jobs that an agent holds, and what they tell it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use kici_engine::jobspec::JobSpec;
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::state::{Leftovers, is_result, mark_spool};
 use super::{Agent, MAX_WAITING};
+use crate::container::Wanted;
 use crate::credentials::Remote;
 use crate::job::{self, Ctx, Grant, JobEvent};
 use crate::key::JobKey;
@@ -111,7 +112,20 @@ impl Agent {
                 return self.reject(job, RejectReason::Unsupported, &detail);
             }
         };
-        if let Err(error) = self.start(key, offer, spec) {
+        let wanted = match Wanted::of(&spec, &self.config) {
+            Ok(wanted) => wanted,
+            Err(detail) => return self.reject(job, RejectReason::Unsupported, &detail),
+        };
+        if wanted.is_some()
+            && let Err(error) = self.host.containers.look()
+        {
+            let detail = format!(
+                "no container runtime on {}: {error}; label pools with kici:runtime:docker and add it to runs_on",
+                kici_sys::host::hostname()
+            );
+            return self.reject(job, RejectReason::Unsupported, &detail);
+        }
+        if let Err(error) = self.start(key, offer, spec, wanted) {
             self.reject(job, RejectReason::Busy, &format!("the logs of the job cannot be kept: {error}"));
         }
     }
@@ -138,7 +152,7 @@ impl Agent {
         self.send(agent_frame::Frame::JobReject(reject));
     }
 
-    fn start(&mut self, key: JobKey, offer: JobOffer, spec: JobSpec) -> std::io::Result<()> {
+    fn start(&mut self, key: JobKey, offer: JobOffer, spec: JobSpec, wanted: Option<Wanted>) -> std::io::Result<()> {
         let max_step_bytes = match offer.max_log_bytes {
             0 => self.config.max_log_size_bytes,
             bytes => bytes,
@@ -178,6 +192,8 @@ impl Agent {
             host: Arc::clone(&self.host),
             running: Mutex::default(),
             trees: Mutex::default(),
+            wanted,
+            inside: OnceLock::new(),
             services: Arc::clone(&self.services),
             remote: Arc::new(Remote::new(key, self.config.agent_token.clone(), self.sessions.subscribe())),
         };

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::claim::{self, NoToken};
 use crate::config::Config;
 use crate::confine::Host;
 use crate::credentials::JobServices;
@@ -136,12 +137,22 @@ impl Agent {
     /// # Errors
     /// [`StartError`] when its directories cannot be used.
     pub async fn run(
-        config: Config,
+        mut config: Config,
         clock: Arc<dyn Clock>,
         mut signals: mpsc::Receiver<Signal>,
         services: Arc<dyn JobServices>,
         metrics: Option<Metrics>,
     ) -> Result<Ended, StartError> {
+        // Before the state is opened: the code says who this agent is.
+        tokio::select! {
+            exchanged = claim::exchange(&mut config) => {
+                if let Err(NoToken { message, exit }) = exchanged {
+                    tracing::error!(message, "there is no token for this agent");
+                    return Ok(Ended { exit, message: Some(message) });
+                }
+            }
+            Some(_) = signals.recv() => return Ok(Ended { exit: 0, message: None }),
+        }
         let config = Arc::new(config);
         let (open_config, open_clock) = (Arc::clone(&config), Arc::clone(&clock));
         let opened = tokio::task::spawn_blocking(move || {
@@ -157,6 +168,9 @@ impl Agent {
         for problem in &config.ignored {
             tracing::warn!(variable = problem.place, "{}; it is left aside", problem.message);
         }
+        host.containers.name(state.agent_id.as_str());
+        // Before any job is taken: what an earlier process left may hold ports, disks and memory.
+        host.containers.sweep().await;
         let missing = doctor::missing(&config, &host);
         if !missing.is_empty() {
             tracing::warn!(missing = missing.join("; "), "jobs are not fully isolated; see kici-agent doctor");

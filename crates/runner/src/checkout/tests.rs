@@ -108,6 +108,9 @@ fn source(dir: &Path, sha: &str) -> Source {
         sha: sha.into(),
         depth: 1,
         basic: None,
+        submodules: false,
+        lfs: false,
+        tags: false,
         ssh: None,
     }
 }

@@ -36,10 +36,12 @@ impl Config {
             ),
             ("bind", self.listen.map_or_else(none, |listen| listen.address.ip().to_string())),
         ];
+        lines.extend(self.containers.describe());
         lines.extend(self.isolation.describe());
         lines.extend(self.reset.describe());
         lines.extend([
             ("scaler_managed", self.scaled.managed.to_string()),
+            ("scaler_claim_code", if self.scaled.claim_code.is_some() { "(set)".into() } else { none() }),
             ("scaler_idle_timeout_ms", ms(self.scaled.idle)),
             ("scaler_pending_dispatch_timeout_ms", ms(self.scaled.pending_dispatch)),
             ("state_dir", self.state_dir.display().to_string()),
@@ -56,7 +58,6 @@ impl Isolation {
         let limit = |limit: Option<u64>| limit.map_or_else(|| "0 (no limit)".to_owned(), |limit| limit.to_string());
         let paths: Vec<String> = self.writable.iter().map(|path| path.display().to_string()).collect();
         vec![
-            ("execution_mode", "bare".to_owned()),
             ("hardening", self.hardening.as_str().to_owned()),
             ("writable_paths", paths.join(",")),
             ("sandbox", self.sandbox.to_string()),

@@ -7,6 +7,8 @@ use secrecy::SecretString;
 
 /// What an agent token begins with; 64 hex digits and a checksum of 6 follow.
 const TOKEN_PREFIX: &str = "kici_agent_";
+/// What a claim code begins with; as many follow.
+const CLAIM_PREFIX: &str = "kici_claim_";
 
 /// One key.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +53,7 @@ keys! {
     "state_dir", "KICI_STATE_DIR", "state-dir", "what must outlive a restart (/var/lib/kici-agent)";
     "work_dir", "KICI_WORK_DIR", "work-dir", "workspaces (<state_dir>/work)";
     "runtime_dir", "KICI_RUNTIME_DIR", "runtime-dir", "sockets of jobs; a short path (/run/kici-agent)";
-    "execution_mode", "KICI_EXECUTION_MODE", "execution-mode", "where steps run: bare (bare)";
+    "execution_mode", "KICI_EXECUTION_MODE", "execution-mode", "where steps run that name no container: bare, container (bare)";
     "hardening", "KICI_HARDENING", "hardening", "keep steps from what builds do not need: auto, off (auto)";
     "writable_paths", "KICI_WRITABLE_PATHS", "writable-paths", "what hardened steps may write besides workspace and temporary files ($HOME)";
     "sandbox", "KICI_SANDBOX", "sandbox", "run steps in namespaces of their own, by bwrap (false)";
@@ -59,6 +61,12 @@ keys! {
     "sandbox_memory_bytes", "KICI_SANDBOX_MEMORY_BYTES", "sandbox-memory-bytes", "memory of a job, 0 is no limit (0)";
     "sandbox_nano_cpus", "KICI_SANDBOX_NANO_CPUS", "sandbox-nano-cpus", "processor time of a job in billionths of a processor, 0 is no limit (0)";
     "sandbox_user", "KICI_SANDBOX_USER", "sandbox-user", "user that steps run as, where the agent is root";
+    "container_socket", "KICI_CONTAINER_SOCKET", "container-socket", "socket of Docker or Podman (that of DOCKER_HOST, else where they put theirs)";
+    "container_image", "KICI_CONTAINER_IMAGE", "container-image", "image of jobs that name none, with execution_mode = container";
+    "container_allow_privileged", "KICI_CONTAINER_ALLOW_PRIVILEGED", "container-allow-privileged", "workflows may ask for privileged containers, which have all rights on this host (false)";
+    "container_allow_capabilities", "KICI_CONTAINER_ALLOW_CAPABILITIES", "container-allow-capabilities", "capabilities that workflows may ask for besides the harmless ones, separated by commas";
+    "docker_keep_failed", "KICI_DOCKER_KEEP_FAILED", "docker-keep-failed", "containers of failed jobs are ended but kept until the next start (false)";
+    "job_image_agent", "KICI_JOB_IMAGE_AGENT", "job-image-agent", "this agent runs inside of the job's image already (false)";
     "orphan_cleanup", "KICI_AGENT_ORPHAN_CLEANUP", "orphan-cleanup", "end what a job leaves running (true)";
     "between_jobs_reset_command", "KICI_AGENT_BETWEEN_JOBS_RESET_COMMAND", "between-jobs-reset-command", "command for sh between two jobs";
     "between_jobs_reset_timeout_ms", "KICI_AGENT_BETWEEN_JOBS_RESET_TIMEOUT_MS", "between-jobs-reset-timeout-ms", "limit of that command (60000)";
@@ -66,6 +74,7 @@ keys! {
     "drain_on_reset_failure", "KICI_AGENT_DRAIN_ON_RESET_FAILURE", "drain-on-reset-failure", "take no more work after failures of that command (false)";
     "reset_failure_threshold", "KICI_AGENT_RESET_FAILURE_THRESHOLD", "reset-failure-threshold", "how many in a row (3)";
     "scaler_managed", "KICI_SCALER_MANAGED", "scaler-managed", "a scaler started this agent; it ends without work (false)";
+    "scaler_claim_code", "KICI_SCALER_CLAIM_CODE", "", "code that buys this agent its token, once; not used where a token is set";
     "scaler_idle_timeout_ms", "KICI_SCALER_IDLE_TIMEOUT", "scaler-idle-timeout-ms", "how long it stays without work (5000)";
     "scaler_pending_dispatch_timeout_ms", "KICI_SCALER_PENDING_DISPATCH_TIMEOUT", "scaler-pending-dispatch-timeout-ms", "how long it waits for the job that it was started for (60000)";
     "backpressure_mode", "KICI_BACKPRESSURE_MODE", "backpressure-mode", "when too much log waits: pause, drop (pause)";
@@ -131,16 +140,24 @@ pub(super) fn url(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn token(text: &str) -> Result<SecretString, String> {
-    let rest = text.strip_prefix(TOKEN_PREFIX).unwrap_or_default();
-    if rest.len() == 70 && rest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        Ok(SecretString::from(text))
-    } else {
-        Err(format!("is not an agent token: it begins with {TOKEN_PREFIX} and 70 hex digits follow"))
-    }
+    digits(text, TOKEN_PREFIX)
+        .ok_or_else(|| format!("is not an agent token: it begins with {TOKEN_PREFIX} and 70 hex digits follow"))
 }
 
-/// `[a-z0-9._:/@+-]{1,128}` in lower case; `kici:` is the orchestrator's.
-pub(super) fn labels(text: &str) -> Result<Vec<String>, String> {
+pub(super) fn claim_code(text: &str) -> Result<SecretString, String> {
+    digits(text, CLAIM_PREFIX)
+        .ok_or_else(|| format!("the value is not a claim code: it begins with {CLAIM_PREFIX} and 70 hex digits follow"))
+}
+
+fn digits(text: &str, prefix: &str) -> Option<SecretString> {
+    let rest = text.strip_prefix(prefix)?;
+    let hex = rest.len() == 70 && rest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    hex.then(|| SecretString::from(text))
+}
+
+/// `[a-z0-9._:/@+-]{1,128}` in lower case; `kici:` is the orchestrator's, and its scalers': it judges what an agent of one
+/// says.
+pub(super) fn labels(text: &str, of_scaler: bool) -> Result<Vec<String>, String> {
     let mut labels = Vec::new();
     for label in list(text) {
         let label = label.to_lowercase();
@@ -148,7 +165,7 @@ pub(super) fn labels(text: &str) -> Result<Vec<String>, String> {
         if label.len() > 128 || !label.bytes().all(legal) {
             return Err(format!("`{label}` is not a label; use 1 to 128 of letters, digits and . _ : / @ + -"));
         }
-        if label.starts_with("kici:") {
+        if label.starts_with("kici:") && !of_scaler {
             return Err(format!("`{label}` cannot be claimed: kici: labels are derived by the orchestrator"));
         }
         labels.push(label);

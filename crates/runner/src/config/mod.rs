@@ -1,6 +1,7 @@
 //! Settings of an agent: a flat `agent.toml`, then `KICI_*` variables, then flags; later wins. All mistakes are reported at
 //! once, each with the place it was read from.
 
+mod containers;
 mod describe;
 mod keys;
 mod parts;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use kici_engine::ids::AgentId;
 use secrecy::SecretString;
 
+pub use containers::ContainerPolicy;
 pub use keys::{KEYS, Key};
 pub(crate) use parts::{BWRAP_HINT, program};
 pub use parts::{Hardening, Isolation, Listen, Pressure, Reset, ResetOn, Scaled};
@@ -68,6 +70,10 @@ pub struct Config {
     pub agent_env: BTreeMap<String, String>,
     /// What steps may do on this host.
     pub isolation: Isolation,
+    /// What jobs get of a container engine.
+    pub containers: ContainerPolicy,
+    /// Variables of the agent by which the engine is found.
+    pub engine_env: BTreeMap<String, String>,
     /// What happens between two jobs.
     pub reset: Reset,
     /// What holds for an agent that a scaler started.
@@ -306,15 +312,21 @@ impl Reader {
         let agent_env = self.host_env(env);
         let mut host_env = agent_env.clone();
         let isolation = self.isolation(env);
+        let containers = self.containers();
+        let engine_env = ["DOCKER_HOST", "XDG_RUNTIME_DIR"];
+        let engine_env =
+            engine_env.iter().filter_map(|name| Some(((*name).to_owned(), env.get(*name)?.clone()))).collect();
         if let Some(user) = &isolation.user {
             host_env.insert("HOME".to_owned(), user.home.display().to_string());
             host_env.insert("USER".to_owned(), user.name.clone());
             host_env.insert("SHELL".to_owned(), user.shell.display().to_string());
         }
+        let scaled = self.scaled();
+        let of_scaler = scaled.managed;
         Some(Config {
             agent_id: self.parsed("agent_id", |text| AgentId::new(text).map_err(|error| error.to_string())),
             agent_token: self.token(),
-            labels: self.parsed("labels", keys::labels).unwrap_or_default(),
+            labels: self.parsed("labels", |text| keys::labels(text, of_scaler)).unwrap_or_default(),
             properties: self.parsed("properties", keys::properties).unwrap_or_default(),
             max_concurrency: u32::try_from(self.number("max_concurrency", 1, 1, 1_024)).unwrap_or(1),
             log_level: self.parsed("log_level", |text| Ok(text.to_owned())).unwrap_or_else(|| "info".to_owned()),
@@ -332,8 +344,10 @@ impl Reader {
             host_env,
             agent_env,
             isolation,
+            containers,
+            engine_env,
             reset: self.reset(),
-            scaled: self.scaled(),
+            scaled,
             pressure: self.parsed("backpressure_mode", parts::pressure).unwrap_or_default(),
             listen: self.listen(),
             private_files: self.private_files(),

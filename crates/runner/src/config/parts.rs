@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use kici_sys::cgroup::Limits;
 use kici_sys::confine::User;
+use secrecy::SecretString;
 
 use super::{Config, Reader, keys};
 
@@ -115,10 +116,12 @@ pub struct Listen {
 }
 
 /// What holds for an agent that a scaler started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Scaled {
     /// A scaler started it.
     pub managed: bool,
+    /// Buys this agent its token, once; not used where there is a token.
+    pub claim_code: Option<SecretString>,
     /// How long it stays without work; zero is not at all.
     pub idle: Duration,
     /// How long it waits for the job that it was started for.
@@ -134,14 +137,6 @@ fn network(text: &str) -> Result<bool, String> {
         "isolated" => Ok(false),
         "host" => Ok(true),
         _ => Err(format!("`{text}` is not isolated or host")),
-    }
-}
-
-fn execution_mode(text: &str) -> Result<(), String> {
-    match text {
-        "bare" | "bare-metal" => Ok(()),
-        "container" | "firecracker" => Err(format!("`{text}` is not supported yet; use bare, with sandbox = true")),
-        _ => Err(format!("`{text}` is not bare")),
     }
 }
 
@@ -193,7 +188,6 @@ impl Reader {
     }
 
     pub(super) fn isolation(&mut self, env: &BTreeMap<String, String>) -> Isolation {
-        self.parsed("execution_mode", execution_mode);
         let sandbox = self.boolean("sandbox", false);
         if sandbox && program("bwrap", env).is_none() {
             let place = self.entries.get("sandbox").map_or_else(String::new, |entry| entry.place.clone());
@@ -239,6 +233,7 @@ impl Reader {
         });
         Scaled {
             managed: self.boolean("scaler_managed", false),
+            claim_code: self.parsed("scaler_claim_code", keys::claim_code),
             idle: idle.unwrap_or(Duration::from_millis(5_000)),
             pending_dispatch: self.millis("scaler_pending_dispatch_timeout_ms", 60_000),
         }
@@ -252,12 +247,13 @@ impl Reader {
         (port > 0).then(|| Listen { address: SocketAddr::new(bind, port), asked })
     }
 
-    /// Where the token was read from.
+    /// Where the token, or what buys it, was read from.
     pub(super) fn private_files(&self) -> Vec<PathBuf> {
         let file = self.entries.get("agent_token_file").map(|entry| PathBuf::from(&entry.value));
         // The place of a key in a file names the file.
-        let config = self.entries.get("agent_token").and_then(|entry| entry.place.split_once(" key `"));
-        file.into_iter().chain(config.map(|(path, _)| PathBuf::from(path))).collect()
+        let in_file = |key: &str| self.entries.get(key).and_then(|entry| entry.place.split_once(" key `"));
+        let configs = ["agent_token", "scaler_claim_code"].into_iter().filter_map(in_file);
+        file.into_iter().chain(configs.map(|(path, _)| PathBuf::from(path))).collect()
     }
 }
 

@@ -45,6 +45,7 @@ fn every_mistake_is_told_at_once() {
         ("KICI_LABELS", "kici:os:linux"),
         ("KICI_LABLES", "x"),
         ("KICI_PASS_ENV", "KICI_AGENT_TOKEN"),
+        ("KICI_SCALER_CLAIM_CODE", "secret-text"),
     ]);
     let expected = [
         "KICI_LABLES: is not a variable of the agent; did you mean KICI_LABELS?",
@@ -53,6 +54,7 @@ fn every_mistake_is_told_at_once() {
         "KICI_LABELS: `kici:os:linux` cannot be claimed: kici: labels are derived by the orchestrator",
         "KICI_AGENT_MAX_CONCURRENCY: `0` is not a number from 1 to 1024",
         "KICI_PASS_ENV: `KICI_AGENT_TOKEN` is never passed on: KICI_ names belong to the agent",
+        "KICI_SCALER_CLAIM_CODE: the value is not a claim code: it begins with kici_claim_ and 70 hex digits follow",
     ];
     for line in expected {
         assert!(found.iter().any(|f| f == line), "{line}\nnot in {found:#?}");
@@ -82,6 +84,16 @@ fn variables_of_a_newer_scaler_are_no_mistake_where_a_scaler_or_a_developer_star
 }
 
 #[test]
+fn an_agent_of_a_scaler_may_say_what_it_was_started_as() {
+    let labels = ("KICI_LABELS", "linux,kici:agent:container");
+    let url = ("KICI_ORCHESTRATOR_URL", "http://a");
+    assert_eq!(problems(&[url, labels]).len(), 1);
+    let env = vars(&[url, labels, ("KICI_SCALER_MANAGED", "1")]);
+    let config = Config::load(&Sources { env, ..Sources::default() }).expect("the orchestrator judges it");
+    assert_eq!(config.labels, ["kici:agent:container", "linux"]);
+}
+
+#[test]
 fn the_home_of_the_steps_is_not_that_of_the_agent() {
     let env =
         vars(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("HOME", "/of/the/agent"), ("KICI_SANDBOX_USER", "nobody")]);
@@ -100,7 +112,9 @@ fn the_home_of_the_steps_is_not_that_of_the_agent() {
 #[test]
 fn the_description_holds_no_token() {
     let token = format!("kici_agent_{}", "a".repeat(70));
-    let env = vars(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_AGENT_TOKEN", &token)]);
+    let code = format!("kici_claim_{}", "a".repeat(70));
+    let env =
+        vars(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_AGENT_TOKEN", &token), ("KICI_SCALER_CLAIM_CODE", &code)]);
     let config = Config::load(&Sources { env, ..Sources::default() }).expect("right");
     assert!(!config.describe().contains("aaaa") && !format!("{config:?}").contains("aaaa"));
 }
@@ -127,4 +141,31 @@ fn a_runtime_dir_that_is_too_long_for_sockets_is_told_at_the_start() {
         found.len() == 1 && found[0].starts_with("KICI_RUNTIME_DIR: ") && found[0].ends_with(expected),
         "{found:?}"
     );
+}
+
+#[test]
+fn what_an_agent_says_about_containers_is_checked() {
+    let found = problems(&[
+        ("KICI_ORCHESTRATOR_URL", "http://a"),
+        ("KICI_EXECUTION_MODE", "container"),
+        ("KICI_CONTAINER_SOCKET", "docker.sock"),
+        ("KICI_CONTAINER_ALLOW_CAPABILITIES", "SYS_PTRACE,CAP_X"),
+    ]);
+    let expected = [
+        "KICI_EXECUTION_MODE: container needs container_image, the image of jobs that name none",
+        "KICI_CONTAINER_SOCKET: `docker.sock` is not the full path of a socket",
+        "KICI_CONTAINER_ALLOW_CAPABILITIES: `CAP_X` is not a capability; names are in capitals without CAP_, such as SYS_PTRACE",
+    ];
+    assert_eq!(found, expected);
+    let found = problems(&[("KICI_ORCHESTRATOR_URL", "http://a"), ("KICI_CONTAINER_IMAGE", "debian:12")]);
+    assert_eq!(found, ["KICI_CONTAINER_IMAGE: has no effect without execution_mode = container"]);
+    let right = vars(&[
+        ("KICI_ORCHESTRATOR_URL", "http://a"),
+        ("KICI_EXECUTION_MODE", "container"),
+        ("KICI_CONTAINER_IMAGE", "debian:12"),
+        ("KICI_CONTAINER_SOCKET", "unix:///run/docker.sock"),
+    ]);
+    let config = Config::load(&Sources { env: right, ..Sources::default() }).expect("right");
+    assert_eq!(config.containers.socket.as_deref(), Some(Path::new("/run/docker.sock")));
+    assert!(config.containers.by_default().is_some() && config.describe().contains("execution_mode = container"));
 }

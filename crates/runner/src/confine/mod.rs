@@ -7,12 +7,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kici_sys::cgroup::{Delegated, JobGroup, NotDelegated, Usage};
+use kici_sys::cgroup::{Delegated, JobGroup, Limits, NotDelegated, Usage};
 use kici_sys::confine::{Calls, Confinement, Files, Reach, User, calls_available, landlock_abi};
 use kici_sys::process::Spawn;
 use sha2::{Digest, Sha256};
 
 use crate::config::{BWRAP_HINT, Config, Hardening, Isolation, program};
+use crate::container::Containers;
 use bwrap::Bwrap;
 
 /// Directories for temporary files that every program expects to write.
@@ -51,6 +52,8 @@ pub struct Host {
     scope: String,
     reach: Reach,
     bwrap: Option<PathBuf>,
+    /// What is made on its container engine.
+    pub containers: Containers,
 }
 
 impl Host {
@@ -82,6 +85,7 @@ impl Host {
             reach: reach(config),
             bwrap: program("bwrap", &config.agent_env),
             isolation: config.isolation.clone(),
+            containers: Containers::new(config),
         }
     }
 
@@ -112,11 +116,12 @@ impl Host {
         self.groups.as_ref().map_or(0, |place| place.end_leftover(&self.group_name(name)))
     }
 
-    /// Makes what a job gets. Blocks. `name` is unique among jobs that run at the same time, `dir` the job's.
+    /// Makes what a job gets. Blocks. `name` is unique among jobs that run at the same time, `dir` the job's, `limits` what it
+    /// may use.
     ///
     /// # Errors
     /// In words, with the remedy: the job then must not run.
-    pub fn job(&self, name: &str, dir: &Path) -> Result<JobConfinement, String> {
+    pub fn job(&self, name: &str, dir: &Path, limits: &Limits) -> Result<JobConfinement, String> {
         let hardened = self.isolation.hardening == Hardening::Auto;
         let sandbox = match (self.isolation.sandbox, &self.bwrap) {
             (false, _) => None,
@@ -148,7 +153,7 @@ impl Host {
             }
         }
         let group = match &self.groups {
-            Ok(place) => Some(place.job(&self.group_name(name), &self.isolation.limits).map_err(|error| {
+            Ok(place) => Some(place.job(&self.group_name(name), limits).map_err(|error| {
                 format!("the group of the job cannot be made: {error}; is the unit of the agent set to Delegate=yes?")
             })?),
             Err(_) => None,
@@ -254,6 +259,16 @@ impl JobConfinement {
             Some(_) => let_through(dir),
             None => Ok(()),
         }
+    }
+
+    /// Whether what its commands write to their home directory is there for the next one: a sandbox makes a new one each time.
+    pub fn keeps_home(&self) -> bool {
+        self.wrap.is_none()
+    }
+
+    /// The user of its steps, where that is another one than the agent's.
+    pub fn user_id(&self) -> Option<u32> {
+        self.user.as_ref().map(|user| user.uid)
     }
 
     /// What the job used, where that is counted.

@@ -14,8 +14,11 @@ use sha2::{Digest, Sha256};
 
 use crate::config::Config;
 use crate::confine::JobConfinement;
+use crate::container;
+use crate::emit::EventDesk;
 use crate::key::JobKey;
 use crate::mask::Masker;
+use crate::stash::Stash;
 
 pub use git::HelperConfig;
 pub use remote::{Grant, Remote, RemoteCredential, RemoteError, Wanted};
@@ -50,10 +53,14 @@ pub struct Opening {
     pub dir: PathBuf,
     /// The user of its steps, who may talk to it.
     pub uid: u32,
-    /// What git may ask about.
+    /// What git may ask about; nothing where it names no host.
     pub git: GitAccess,
+    /// Takes events of scripts.
+    pub events: Arc<EventDesk>,
     /// Where credentials come from.
     pub remote: Arc<Remote>,
+    /// Its caches and artifacts.
+    pub stash: Arc<Stash>,
     /// Learns secrets before anybody gets them.
     pub masker: Arc<Masker>,
     /// Now.
@@ -78,6 +85,7 @@ impl JobServices for NoServices {
 /// The open socket of a job with what its steps see of it.
 pub struct Access {
     door: Box<dyn JobDoor>,
+    program: PathBuf,
     /// What git is told.
     pub helper: HelperConfig,
     /// Directory with the command `kici`.
@@ -87,7 +95,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when the job gets no credentials.
+    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when this agent opens no
+    /// sockets. Without `git` the job gets no credentials. `inside`: git runs in a container, where our program is elsewhere.
     ///
     /// # Errors
     /// A message for the job.
@@ -97,9 +106,11 @@ impl Access {
         job: JobKey,
         git: Option<GitAccess>,
         dir: &Path,
+        inside: bool,
         opening: impl FnOnce(PathBuf, GitAccess) -> Opening,
     ) -> Result<Option<Self>, String> {
-        let (Some(program), Some(mut git)) = (services.program(), git) else { return Ok(None) };
+        let Some(program) = services.program() else { return Ok(None) };
+        let mut git = git.unwrap_or_default();
         let insecure = without_insecure(&mut git, config.git_allow_insecure_http);
         let urls = git.hosts.iter().map(|host| format!("{}://{}", host.protocol, host.host)).collect();
         let bin = dir.join("scratch/bin");
@@ -116,8 +127,12 @@ impl Access {
         });
         places.await.map_err(|error| error.to_string())??;
         let door = services.open(opening(socket_dir(config, job), git)).await?;
-        let helper = HelperConfig::new(program, door.socket(), urls, config.git_inherit_host_helpers);
-        Ok(Some(Self { door, helper, bin, insecure }))
+        let (helper, socket) = match inside {
+            true => (Path::new(container::PROGRAM), Path::new(container::SOCKET)),
+            false => (program, door.socket()),
+        };
+        let helper = HelperConfig::new(helper, socket, urls, config.git_inherit_host_helpers);
+        Ok(Some(Self { program: program.to_owned(), door, helper, bin, insecure }))
     }
 
     /// Lets the user of the steps reach the socket and the command.
@@ -131,6 +146,11 @@ impl Access {
         }
         own.map_or(Ok(()), |own| confine.give_all(own))?;
         confine.give_all(&self.bin)
+    }
+
+    /// What answers calls from a container.
+    pub fn answering(&self) -> container::Answering {
+        container::Answering { program: self.program.clone(), socket: self.socket().to_owned() }
     }
 
     /// Path of the socket.

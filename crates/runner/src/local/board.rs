@@ -52,7 +52,10 @@ impl<'a> Board<'a> {
         };
         let mut board = Self { scope, entries: kept.map(entry).collect(), cancelled: false };
         for at in 0..board.entries.len() {
-            if let Start::Now(activation) = board.entries[at].plan.start.clone() {
+            if let [edge, ..] = &board.entries[at].plan.groups[..] {
+                let reason = format!("it needs the jobs of group `{}`, which a local run does not run", edge.group);
+                board.apply(at, Activation::Skip { reason });
+            } else if let Start::Now(activation) = board.entries[at].plan.start.clone() {
                 board.apply(at, activation);
             }
         }
@@ -153,6 +156,17 @@ impl<'a> Board<'a> {
         match activation {
             // There is one machine, and it was chosen by starting the run on it.
             Activation::Enqueue { .. } => entry.status = JobStatus::Queued,
+            // Never as if it had not been asked for.
+            Activation::Hold { reason } => {
+                entry.status = JobStatus::Failed;
+                entry.reason = Some(FailureReason::NotSupported);
+                entry.message = reason;
+            }
+            Activation::Invoke { event, .. } => {
+                entry.status = JobStatus::Failed;
+                entry.reason = Some(FailureReason::NotSupported);
+                entry.message = format!("only an orchestrator can start the workflows that listen to event `{event}`");
+            }
             Activation::Skip { reason } => {
                 entry.status = JobStatus::Skipped;
                 entry.message = reason;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kici_engine::compile::compile_fragment;
 use kici_engine::event::Event;
 use kici_engine::ids::{IdSource, JobId, RunId};
 use kici_engine::lock::Workflow;
@@ -31,8 +32,10 @@ use tokio::time::{Instant, sleep_until};
 pub use board::{Board, Entry};
 
 use crate::mask::Masker;
-use crate::ports::{Emission, Emitted, Reporter, StepReport};
+use crate::ports::{Emission, Emitted, Generated, Reporter, StepReport};
 use crate::spool::{Limits, Next, Spool};
+use crate::stash::Stash;
+use crate::stash::local::{OfJob, Shelf};
 use crate::steps::environment::{HOST_VARIABLES, Variables, job_facing};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, strengthen};
@@ -150,6 +153,7 @@ pub async fn run(
     let mut board = Board::new(scope, plan, settings.only.as_deref()).map_err(LocalError::NoSuchJob)?;
     let kept = board.entries().iter().map(|entry| entry.plan.job_index).collect();
     ignored::keys(workflow, &kept).iter().for_each(|text| screen.note(text));
+    let shelf = Arc::new(Shelf::new(settings.scratch.join("artifacts")));
     let mut took: BTreeMap<usize, Duration> = BTreeMap::new();
     let (tell, mut told) = watch::channel(stop.borrow().clone());
     while let Some(at) = board.next() {
@@ -160,7 +164,7 @@ pub async fn run(
         board.start(at);
         screen.job_starts(&board.entries()[at]);
         let start = Instant::now();
-        let job = Job { settings, scope, board: &board, at, screen };
+        let job = Job { settings, shelf: &shelf, scope, board: &board, at, screen };
         let outcome = tokio::select! {
             outcome = job.run(&mut told) => outcome?,
             never = relay(stop.clone(), &tell, limit) => match never {},
@@ -224,6 +228,7 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
 struct Job<'a> {
     settings: &'a Settings,
+    shelf: &'a Arc<Shelf>,
     scope: Scope<'a>,
     board: &'a Board<'a>,
     at: usize,
@@ -243,10 +248,15 @@ impl Job<'_> {
             job: &self.board.entries()[self.at].plan.name,
             screen: self.screen,
             spool: &job.spool,
+            workflow: self.scope.workflow,
+            job_index: self.board.entries()[self.at].plan.job_index,
             turn: Mutex::new(()),
         };
         let work = async {
-            let outcome = steps::run(&job, &show, stop).await;
+            let outcome = match steps::prepare(&job, &show, stop).await {
+                Some(outcome) => outcome,
+                None => steps::run(&job, &show, stop).await,
+            };
             job.spool.close();
             outcome
         };
@@ -271,6 +281,10 @@ impl Job<'_> {
             Ok(spec) => spec,
             Err(message) => return Ok(Err(message)),
         };
+        if spec.container.is_some() || !spec.services.is_empty() {
+            let message = "the job asks for containers, and a local run starts none; give it to an agent that has Docker or Podman";
+            return Ok(Err(message.to_owned()));
+        }
         let definition = &self.scope.workflow.jobs[plan.job_index];
         let scratch = dir.join("scratch");
         std::fs::create_dir_all(&scratch)?;
@@ -281,6 +295,7 @@ impl Job<'_> {
             std::fs::create_dir_all(&empty)?;
             empty
         };
+        let stash_workspace = workspace.clone();
         let job_facing = job_facing(self.scope.run.id, JobId::mint(&*self.settings.ids), &spec, &scratch)?;
         let limits =
             Limits { max_step_bytes: 0, max_unacked_bytes: UNSHOWN_BYTES, pressure: crate::config::Pressure::Pause };
@@ -297,7 +312,15 @@ impl Job<'_> {
             clock: Arc::clone(&self.settings.clock),
             step_timeout: self.settings.step_timeout,
             confine: Arc::default(),
+            container: None,
             orphan_cleanup: true,
+            stash: Some(Arc::new(Stash::new(
+                Arc::new(OfJob { shelf: Arc::clone(self.shelf), job: definition.name.clone() }),
+                stash_workspace,
+                None,
+                dir.join("stash"),
+                Arc::default(),
+            ))),
             deadline: definition.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
             spec,
         }))
@@ -319,6 +342,8 @@ struct Show<'a> {
     job: &'a str,
     screen: &'a dyn Screen,
     spool: &'a Spool,
+    workflow: &'a Workflow,
+    job_index: usize,
     /// Two tasks show; the lines of a step must not change places.
     turn: Mutex<()>,
 }
@@ -358,6 +383,17 @@ impl Reporter for Show<'_> {
 
     async fn emit(&self, _emission: Emission) -> Emitted {
         Emitted::Nowhere("this run is local, only an orchestrator delivers events")
+    }
+
+    async fn generated(&self, document: Vec<u8>) -> Generated {
+        let judged = compile_fragment(self.workflow, self.job_index, &document).map_err(|error| error.to_string());
+        match judged.and_then(|jobs| plan::merge(self.workflow, self.job_index, jobs.clone()).map(|_| jobs)) {
+            Ok(jobs) => Generated::Nowhere(format!(
+                "its {} jobs are sound and are not run: this run is local, only an orchestrator adds jobs to a run",
+                jobs.len()
+            )),
+            Err(why) => Generated::Refused(why),
+        }
     }
 
     fn tree(&self, _keeper: ProcessId) {}

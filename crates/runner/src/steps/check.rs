@@ -7,13 +7,13 @@ use std::time::Duration;
 use kici_engine::check::CheckResult;
 use kici_engine::lock::{Check, Probe, WaitFor};
 use kici_engine::state::{FailureReason, StepStatus};
-use kici_sys::process::Tree;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::Went;
 use super::exec::{Ended, told};
 use super::step::Attempt;
+use super::tree::Tree;
 use super::{Run, files};
 use crate::ports::Reporter;
 use crate::spool::StepLog;
@@ -42,7 +42,7 @@ impl Run<'_> {
         std::fs::File::create(&drift_file)?;
         self.job.confine.open_way(&attempt.dir)?;
         self.job.confine.give(&drift_file)?;
-        let file = Some(drift_file.as_path());
+        let file = Some(("KICI_DRIFT", drift_file.as_path()));
         let looked = self.script(attempt, "check", &check.script, file, log, trees, reporter, stop).await?;
         let drift = self.drift_text(&drift_file, log).await?;
         let drifted = match (check.drift_exit_code, looked.status) {

@@ -1,16 +1,18 @@
 //! One script of a step or hook: its environment and files, the process, and what it left in the files.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kici_engine::check::CheckResult;
 use kici_engine::lock::{Shell, Step};
 use kici_engine::state::{FailureReason, StepStatus};
-use kici_sys::process::{Spawn, Tree};
+use kici_sys::process::Spawn;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -18,6 +20,7 @@ use super::environment::{Environment, Variables, to_os};
 use super::exec::{Bounds, Ended, Output, follow, told};
 use super::files::{self, StepFiles};
 use super::step::{Attempt, plain_name};
+use super::tree::{Pipes, Tree};
 use super::{MAX_JOB_OUTPUT_BYTES, MAX_STEP_OUTPUT_BYTES, Outcome, Run, describe, shell};
 use crate::ports::Reporter;
 use crate::spool::StepLog;
@@ -34,6 +37,15 @@ pub(super) struct Base {
     shell: Option<Shell>,
     /// Words for its log.
     pub(super) notes: Vec<String>,
+}
+
+/// A script that is ready to be started.
+pub(super) struct Command {
+    pub(super) spawn: Spawn,
+    /// In a container: what is taken where the program does not exist in its image.
+    or: Option<(OsString, Vec<OsString>)>,
+    /// In a container: the files that are made there before, and come back.
+    files: Vec<PathBuf>,
 }
 
 /// How a script, or a step made of several, went.
@@ -135,19 +147,23 @@ impl Run<'_> {
         let Some(value) = &step.working_directory else { return Ok(self.job.workspace.clone()) };
         let text = self.render(value, env, step.composite).map_err(|m| Refused(FailureReason::ExprError, m))?;
         let bad = |why: &str| Refused(FailureReason::StepFailed, format!("working_directory `{text}` {why}"));
+        if let Some(inside) = &self.job.container {
+            return inside.directory(&text).map_err(bad);
+        }
         let root = self.job.workspace.canonicalize().map_err(|error| bad(&error.to_string()))?;
         let dir = root.join(&text).canonicalize().map_err(|_| bad("does not exist"))?;
         if dir.starts_with(&root) { Ok(dir) } else { Err(bad("lies outside the workspace")) }
     }
 
-    /// Runs one script of an attempt. `part` tells the scripts of an attempt apart; `drift` is the file with what differs.
+    /// Runs one script of an attempt. `part` tells the scripts of an attempt apart; `own` is one more file that it writes to, with
+    /// the variable that names it.
     #[allow(clippy::too_many_arguments, reason = "an attempt lends its log and its trees for the time of one script")]
     pub(super) async fn script(
         &self,
         attempt: &Attempt<'_>,
         part: &str,
         script: &str,
-        drift: Option<&Path>,
+        own: Option<(&'static str, &Path)>,
         log: &mut StepLog,
         trees: &mut Vec<Tree>,
         reporter: &dyn Reporter,
@@ -167,9 +183,9 @@ impl Run<'_> {
             deadline: self.job.deadline.filter(|_| !attempt.after_stop),
             after_stop: attempt.after_stop,
         };
-        let own: Vec<(&'static str, &Path)> = drift.map(|path| ("KICI_DRIFT", path)).into_iter().collect();
-        let spawn = self.spawn(attempt.base, &files, &own, &[]);
-        let ended = match self.run_spawn(&spawn, bounds, log, trees, reporter, stop).await? {
+        let own: Vec<(&'static str, &Path)> = own.into_iter().collect();
+        let command = self.command(attempt.base, &files, &own, &[]);
+        let ended = match self.run_command(&command, bounds, log, trees, reporter, stop).await? {
             Ok(ended) => ended,
             Err(message) => return Ok(Went::failed(FailureReason::StepFailed, message)),
         };
@@ -198,47 +214,78 @@ impl Run<'_> {
     }
 
     /// The process of a script. `own` are files and `facts` texts that only KiCI sets.
-    pub(super) fn spawn(
+    pub(super) fn command(
         &self,
         base: &Base,
         files: &StepFiles,
         own: &[(&'static str, &Path)],
         facts: &[(&'static str, String)],
-    ) -> Spawn {
+    ) -> Command {
         let named = [
             ("KICI_OUTPUT", files.output.as_path()),
             ("KICI_ENV", &files.env),
             ("KICI_PATH", &files.path),
             ("KICI_SUMMARY", &files.summary),
         ];
-        let named = named.into_iter().chain(own.iter().copied());
-        let (mut env, _) = self.environment.of_step(&base.layers, named);
+        let named: Vec<_> = named.into_iter().chain(own.iter().copied()).collect();
+        let place = |path: &Path| match &self.job.container {
+            Some(inside) => inside.place(path),
+            None => path.to_owned(),
+        };
+        let placed: Vec<_> = named.iter().map(|(name, path)| (*name, place(path))).collect();
+        let placed = placed.iter().map(|(name, path)| (*name, path.as_path()));
+        let (mut env, _) = self.environment.of_step(&base.layers, placed);
         env.extend(facts.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
         let path = env.get("PATH").map_or("", String::as_str);
-        let (program, args) = shell::command(base.shell.as_ref(), &files.script, path);
-        Spawn { program, args, env: to_os(&env), cwd: base.cwd.clone(), ..Spawn::default() }
+        let script = place(&files.script);
+        // What an image has is seen when the command is started there.
+        let (shell, or) = match (&self.job.container, &base.shell) {
+            (Some(_), None) => (Some(&Shell::Bash), Some(shell::command(Some(&Shell::Sh), &script, path))),
+            (_, shell) => (shell.as_ref(), None),
+        };
+        let (program, args) = shell::command(shell, &script, path);
+        let spawn = Spawn { program, args, env: to_os(&env), cwd: base.cwd.clone(), ..Spawn::default() };
+        let own_files = [files.script.as_path()].into_iter().chain(named.iter().map(|(_, path)| *path));
+        Command { spawn, or, files: own_files.map(Path::to_owned).collect() }
     }
 
     /// Starts a process and follows it to its end. The inner error is words for why it did not start.
-    pub(super) async fn run_spawn(
+    pub(super) async fn run_command(
         &self,
-        spawn: &Spawn,
+        command: &Command,
         bounds: Bounds,
         log: &mut StepLog,
         trees: &mut Vec<Tree>,
         reporter: &dyn Reporter,
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Result<Ended, String>> {
-        let confined = self.job.confine.apply(spawn.clone());
-        let (mut tree, pipes) = match confined.and_then(|confined| Tree::spawn(&confined)) {
+        let (mut tree, pipes) = match self.start(command, reporter).await {
             Ok(started) => started,
-            Err(error) => return Ok(Err(format!("cannot start `{}`: {error}", spawn.program.to_string_lossy()))),
+            Err(message) => return Ok(Err(message)),
         };
-        reporter.tree(tree.id());
         let mut output = Output::new(log, &self.job.masker, &*self.job.clock);
         let ended = follow(&mut tree, pipes, &mut output, bounds, stop).await;
+        if let Tree::Inside(inside, process) = &tree {
+            inside.bring_back(process, &command.files);
+        }
         trees.push(tree);
         ended.map(Ok)
+    }
+
+    /// Starts a command where the job runs. The error is words.
+    async fn start(&self, command: &Command, reporter: &dyn Reporter) -> Result<(Tree, Pipes), String> {
+        let spawn = &command.spawn;
+        if let Some(inside) = &self.job.container {
+            let (process, out, err) = inside.start(spawn, command.or.as_ref(), &command.files).await?;
+            let pipes = Pipes { stdout: Box::pin(out), stderr: Box::pin(err) };
+            return Ok((Tree::Inside(Arc::clone(inside), process), pipes));
+        }
+        let confined = self.job.confine.apply(spawn.clone());
+        let started = confined.and_then(|confined| Tree::spawn(&confined));
+        let (tree, pipes) =
+            started.map_err(|error| format!("cannot start `{}`: {error}", spawn.program.to_string_lossy()))?;
+        tree.keeper().into_iter().for_each(|keeper| reporter.tree(keeper));
+        Ok((tree, pipes))
     }
 
     /// Judges the end of a script and reads what it wrote into its files, also when it failed.

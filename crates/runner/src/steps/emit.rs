@@ -87,7 +87,7 @@ impl Run<'_> {
                     Some(expr) => expr.eval_json(&context, &functions),
                     None => template.render(&context, &functions).map(Json::String),
                 };
-                self.masked(value.map_err(|error| error.to_string())?)
+                self.job.masker.mask_json(value.map_err(|error| error.to_string())?)
             }
             Json::Array(items) => {
                 Json::Array(items.iter().map(|item| self.document(item, env, at)).collect::<Result<_, _>>()?)
@@ -100,16 +100,5 @@ impl Run<'_> {
             ),
             plain => plain.clone(),
         })
-    }
-
-    fn masked(&self, json: Json) -> Json {
-        match json {
-            Json::String(text) => Json::String(self.job.masker.mask_text(&text)),
-            Json::Array(items) => Json::Array(items.into_iter().map(|item| self.masked(item)).collect()),
-            Json::Object(fields) => {
-                Json::Object(fields.into_iter().map(|(name, field)| (name, self.masked(field))).collect())
-            }
-            plain => plain,
-        }
     }
 }

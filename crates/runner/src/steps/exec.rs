@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kici_engine::time::Clock;
-use kici_sys::process::{Pipes, Tree};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::tree::{Pipes, Tree};
 use crate::lines::{Channel, Lines, Splitter};
 use crate::mask::Masker;
 use crate::spool::StepLog;

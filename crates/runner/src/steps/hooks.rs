@@ -6,12 +6,12 @@ use std::time::Duration;
 use kici_engine::lock::{Action, MAX_HOOK_MS, Step};
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_protocol::agent::StepKey;
-use kici_sys::process::Tree;
 use tokio::sync::watch;
 
 use super::command::{Refused, Went};
 use super::exec::{Bounds, Ended};
 use super::step::{Done, plain_name};
+use super::tree::Tree;
 use super::{Outcome, Run, describe};
 use crate::key::hook_key;
 use crate::ports::{Reporter, StepReport};
@@ -169,10 +169,10 @@ impl Run<'_> {
         let went = match self.files_with_space(&dir, script).await {
             Err(Refused(reason, message)) => Went::failed(reason, message),
             Ok(files) => {
-                let spawn = self.spawn(base, &files, &[], facts);
+                let command = self.command(base, &files, &[], facts);
                 // The limit of the job counts for its steps; a hook has its own.
                 let bounds = Bounds { timeout: limit, deadline: None, after_stop };
-                match self.run_spawn(&spawn, bounds, &mut log, trees, reporter, stop).await? {
+                match self.run_command(&command, bounds, &mut log, trees, reporter, stop).await? {
                     Ok(ended) => hook_went(ended, limit),
                     Err(message) => Went::failed(FailureReason::StepFailed, message),
                 }

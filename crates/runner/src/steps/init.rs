@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use kici_engine::lock::{Action, Step};
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
-use kici_sys::process::Tree;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::{Refused, Went};
 use super::step::{Attempt, plain_name};
+use super::tree::Tree;
 use super::{Outcome, Run};
-use crate::key::init_key;
+use crate::key::{init_cache, init_key};
 use crate::ports::{Reporter, StepReport};
 use crate::spool::StepLog;
 use crate::stop::Stop;
@@ -57,6 +57,32 @@ impl Run<'_> {
     }
 
     async fn init_command(
+        &self,
+        nth: usize,
+        command: &Step,
+        trees: &mut Vec<Tree>,
+        reporter: &dyn Reporter,
+        stop: &mut watch::Receiver<Stop>,
+    ) -> Went {
+        let env = if command.cache.is_empty() { None } else { self.base(command).ok().map(|base| self.seen(&base)) };
+        if let Some(env) = &env {
+            let first = init_cache(nth, 0);
+            if let Some(went) = self.restore_all(&command.cache, None, first, env, None, reporter, stop).await {
+                return went;
+            }
+        }
+        let went = self.init_alone(nth, command, trees, reporter, stop).await;
+        if let (StepStatus::Success, Some(env)) = (went.status, &env) {
+            let first = init_cache(nth, 0);
+            let failed = self.save_all(&command.cache, None, first, true, env, None, reporter, stop).await;
+            if let Some(failed) = failed {
+                return Went { exports: went.exports, path: went.path, ..failed };
+            }
+        }
+        went
+    }
+
+    async fn init_alone(
         &self,
         nth: usize,
         command: &Step,

@@ -7,12 +7,15 @@ mod emit;
 pub mod environment;
 pub mod exec;
 pub mod files;
+mod generate;
 mod group;
 mod hooks;
 mod init;
+mod kept;
 mod probe;
 mod shell;
 mod step;
+pub mod tree;
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -28,18 +31,21 @@ use kici_engine::lock::Value;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use kici_engine::time::Clock;
 use kici_sys::cgroup::Usage;
-use kici_sys::process::Tree;
 use serde_json::{Map, Value as Json, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::confine::JobConfinement;
+use crate::container::Inside;
 use crate::mask::Masker;
 use crate::ports::Reporter;
 use crate::spool::Spool;
+use crate::stash::Stash;
 use crate::stop::Stop;
 use composite::Frame;
 use environment::{Environment, Variables};
+pub use kept::prepare;
+use tree::Tree;
 
 /// Limit of a step that runs because it asked to be run after a cancel or a timeout.
 pub const AFTER_CANCEL_LIMIT: Duration = Duration::from_secs(300);
@@ -76,8 +82,12 @@ pub struct Job {
     pub deadline: Option<Instant>,
     /// What its commands are confined by.
     pub confine: Arc<JobConfinement>,
+    /// The container that its commands run in; none: they run on this host.
+    pub container: Option<Arc<Inside>>,
     /// Whether what it leaves running is ended with it.
     pub orphan_cleanup: bool,
+    /// Its caches and artifacts; none where nothing is kept.
+    pub stash: Option<Arc<Stash>>,
 }
 
 /// How a job ended.
@@ -184,7 +194,10 @@ pub async fn run(job: &Job, reporter: &dyn Reporter, stop: &mut watch::Receiver<
         }
         Err(_) => {}
     }
+    // Before the hooks, which see how it went.
+    let outcome = run.hand_over(outcome, reporter, stop).await;
     let outcome = run.at_end(outcome, reporter, stop).await;
+    let outcome = run.save_own(outcome, reporter, stop).await;
     run.end(outcome).await
 }
 
@@ -391,6 +404,8 @@ pub(crate) fn describe(status: std::process::ExitStatus) -> String {
 mod composite_tests;
 #[cfg(test)]
 mod emit_tests;
+#[cfg(test)]
+mod kept_tests;
 #[cfg(test)]
 mod language_tests;
 #[cfg(test)]

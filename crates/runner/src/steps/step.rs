@@ -10,11 +10,11 @@ use kici_engine::check::CheckResult;
 use kici_engine::expr;
 use kici_engine::lock::{Action, Probe, Step, Value};
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
-use kici_sys::process::Tree;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::command::{Base, Refused, Went};
+use super::tree::Tree;
 use super::{Outcome, Run};
 use crate::key::step_key;
 use crate::lines::Lines;
@@ -108,14 +108,67 @@ impl Run<'_> {
         if !checking {
             trees.append(&mut self.before_step(index, reporter, stop).await);
         }
+        if let Some(went) = self.restore_of(index, &base, reporter, stop).await {
+            let done = self.hold_up(index, &base, went, reporter).await;
+            return Done { trees, ..done };
+        }
         let began = Instant::now();
         let mut done = self.run_and_report(index, &base, reporter, stop).await;
+        self.save_of(&mut done, &base, reporter, stop).await;
         if !checking {
             let took = began.elapsed();
             trees.append(&mut self.after_step(index, &done, took, reporter, stop).await);
         }
         trees.append(&mut done.trees);
         Done { trees, ..done }
+    }
+
+    /// Restores the caches of a step. Some is why it does not start.
+    async fn restore_of(
+        &self,
+        index: usize,
+        base: &Base,
+        reporter: &dyn Reporter,
+        stop: &mut watch::Receiver<Stop>,
+    ) -> Option<Went> {
+        let step = &self.job.spec.steps[index];
+        if step.cache.is_empty() {
+            return None;
+        }
+        let env = self.seen(base);
+        self.restore_all(&step.cache, Some(index), 0, &env, step.composite, reporter, stop).await
+    }
+
+    /// Saves the caches of a step that has ended. A failure that counts is one of the job.
+    async fn save_of(&self, done: &mut Done, base: &Base, reporter: &dyn Reporter, stop: &mut watch::Receiver<Stop>) {
+        let step = &self.job.spec.steps[done.index];
+        let ended = matches!(done.status, StepStatus::Success | StepStatus::Failed);
+        if step.cache.is_empty() || !ended || done.deadline || done.stopped.is_some() || self.stopping {
+            return;
+        }
+        let (env, success) = (self.seen(base), done.status == StepStatus::Success);
+        let at = step.composite;
+        let failed = self.save_all(&step.cache, Some(done.index), 0, success, &env, at, reporter, stop).await;
+        let Some(went) = failed else { return };
+        done.deadline |= went.deadline;
+        done.stopped = went.stopped;
+        if went.status == StepStatus::Failed && !went.deadline && !step.continue_on_error {
+            let message = self.job.masker.mask_text(&format!("cache of step `{}`: {}", base.name, went.message));
+            let key = step_key(done.index);
+            done.failure.get_or_insert(Outcome {
+                failed_step: format!("{}/{}/{}", key.kind, key.owner_index, key.ordinal),
+                ..Outcome::new(JobStatus::Failed, Some(went.reason), message)
+            });
+        }
+    }
+
+    /// A step that does not start because of its caches.
+    async fn hold_up(&self, index: usize, base: &Base, went: Went, reporter: &dyn Reporter) -> Done {
+        let mut report = StepReport::new(step_key(index), &base.name, StepStatus::Running, self.job.clock.now());
+        report.group = self.group_name(&self.job.spec.steps[index]);
+        reporter.step(report.clone()).await;
+        let message = if went.stopped.is_none() { format!("cache: {}", went.message) } else { went.message };
+        self.settle(index, Went { message, ..went }, report, reporter).await
     }
 
     /// The attempts of a step that can start, with a report before and after.
@@ -207,6 +260,12 @@ impl Run<'_> {
         stop: &mut watch::Receiver<Stop>,
     ) -> io::Result<Went> {
         match &attempt.step.action {
+            Action::Run(script) if self.job.spec.generate => {
+                let jobs = self.jobs_file(attempt)?;
+                let own = Some(("KICI_JOBS", jobs.as_path()));
+                let went = self.script(attempt, "run", script, own, log, trees, reporter, stop).await?;
+                self.report_jobs(attempt, went, &jobs, log, reporter, stop).await
+            }
             Action::Run(script) => self.script(attempt, "", script, None, log, trees, reporter, stop).await,
             Action::Check(check) => self.check(attempt, check, log, trees, reporter, stop).await,
             Action::WaitFor(wait) => self.wait_for(attempt, wait, log, trees, reporter, stop).await,

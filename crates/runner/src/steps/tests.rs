@@ -2,7 +2,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use kici_engine::check::CheckMode;
-use kici_engine::lock::{Hooks, Stage};
+use kici_engine::lock::{Artifacts, Hooks, Stage};
 pub(super) use kici_engine::lock::{SourceRef, Step};
 use kici_engine::time::{ManualClock, Ts};
 use kici_sys::process::{ProcessId, descendants};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::key::step_key;
-use crate::ports::{Emission, Emitted, StepReport};
+use crate::ports::{Emission, Emitted, Generated, StepReport};
 use crate::spool::{Limits, Next};
 
 #[derive(Default)]
@@ -20,6 +20,9 @@ pub(super) struct Heard {
     pub(super) emissions: Mutex<Vec<Emission>>,
     /// What becomes of events; without it nothing ever does.
     pub(super) emitted: Option<Emitted>,
+    pub(super) documents: Mutex<Vec<Vec<u8>>>,
+    /// What becomes of generated jobs; without it nothing ever does.
+    pub(super) generated: Option<Generated>,
     /// Told `Stop` when a step starts.
     pub(super) on_running: Option<(watch::Sender<Stop>, Stop)>,
 }
@@ -34,6 +37,14 @@ impl Reporter for Heard {
         self.emissions.lock().expect("lock").push(emission);
         match &self.emitted {
             Some(emitted) => emitted.clone(),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn generated(&self, document: Vec<u8>) -> Generated {
+        self.documents.lock().expect("lock").push(document);
+        match &self.generated {
+            Some(generated) => generated.clone(),
             None => std::future::pending().await,
         }
     }
@@ -73,13 +84,19 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
             env: BTreeMap::new(),
             variables: BTreeMap::new(),
             fanout: None,
+            generate: false,
             init: Vec::new(),
+            cache: Vec::new(),
+            artifacts: Artifacts::default(),
             steps,
             groups: Vec::new(),
             composites: Vec::new(),
             hooks: Hooks::default(),
             check_mode: CheckMode::Apply,
             outcome: None,
+            container: None,
+            services: BTreeMap::new(),
+            resources: None,
             outputs: BTreeMap::new(),
             context: BTreeMap::new(),
         },
@@ -98,7 +115,9 @@ pub(super) fn job(dir: &TempDir, steps: Vec<Step>) -> Job {
         clock: Arc::new(ManualClock::new(Ts::from_micros(1))),
         step_timeout: Duration::from_secs(60),
         confine: Arc::default(),
+        container: None,
         orphan_cleanup: true,
+        stash: None,
         deadline: None,
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use kici_engine::check::CheckMode;
 use kici_engine::jobspec::JobSpec;
-use kici_engine::lock::{Hooks, SourceRef, Step};
+use kici_engine::lock::{Artifacts, Hooks, SourceRef, Step};
+use kici_protocol::agent::agent_bootstrap_server::{AgentBootstrap, AgentBootstrapServer};
 use kici_protocol::agent::agent_gateway_server::{AgentGateway, AgentGatewayServer};
 use kici_protocol::agent::*;
 use kici_protocol::common::JobRef;
@@ -49,8 +50,14 @@ pub struct Shared {
     /// Starts are granted by themselves.
     pub grants: AtomicBool,
     pub recovery_window_ms: AtomicU64,
+    /// The token that git gets; none: all credentials are refused.
+    pub credential: Mutex<Option<String>>,
     /// Agents are told that a job is on its way to them.
     pub pending_dispatch: AtomicBool,
+    /// What the next claim codes get, in order; then they are unknown.
+    pub claims: Mutex<VecDeque<Result<ClaimCredentialsResponse, Status>>>,
+    /// The claim codes that were brought.
+    pub codes: Mutex<Vec<String>>,
 }
 
 #[derive(Clone)]
@@ -93,6 +100,7 @@ impl Fake {
         let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
         let server = tonic::transport::Server::builder()
+            .add_service(AgentBootstrapServer::new(service.clone()))
             .add_service(AgentGatewayServer::new(service).max_decoding_message_size(16 << 20))
             .serve_with_incoming(incoming);
         runtime.spawn(server);
@@ -223,13 +231,19 @@ pub fn offer(job: &JobRef, steps: Vec<Step>) -> JobOffer {
         env: BTreeMap::new(),
         variables: BTreeMap::new(),
         fanout: None,
+        generate: false,
         init: Vec::new(),
+        cache: Vec::new(),
+        artifacts: Artifacts::default(),
         steps,
         groups: Vec::new(),
         composites: Vec::new(),
         hooks: Hooks::default(),
         check_mode: CheckMode::Apply,
         outcome: None,
+        container: None,
+        services: BTreeMap::new(),
+        resources: None,
         outputs: BTreeMap::new(),
         context: BTreeMap::new(),
     };
@@ -295,7 +309,15 @@ impl AgentGateway for Service {
         &self,
         _: Request<GitCredentialRequest>,
     ) -> Result<Response<GitCredentialResponse>, Status> {
-        Err(Status::permission_denied("credential not available"))
+        match self.shared.credential.lock().expect("lock").clone() {
+            Some(secret) => Ok(Response::new(GitCredentialResponse {
+                user: "x-access-token".into(),
+                secret,
+                grant: Some(git_credential_response::Grant::Unscoped(UnscopedGrant {})),
+                ..GitCredentialResponse::default()
+            })),
+            None => Err(Status::permission_denied("credential not available")),
+        }
     }
 
     async fn revoke_git_token(
@@ -303,6 +325,17 @@ impl AgentGateway for Service {
         _: Request<RevokeGitTokenRequest>,
     ) -> Result<Response<RevokeGitTokenResponse>, Status> {
         Ok(Response::new(RevokeGitTokenResponse {}))
+    }
+
+    async fn query_inventory(
+        &self,
+        _: Request<QueryInventoryRequest>,
+    ) -> Result<Response<QueryInventoryResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn get_host(&self, _: Request<GetHostRequest>) -> Result<Response<InventoryHost>, Status> {
+        Err(Status::unimplemented("not in these tests"))
     }
 
     async fn request_reboot(
@@ -316,9 +349,73 @@ impl AgentGateway for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn cache_restore(&self, _: Request<CacheRestoreRequest>) -> Result<Response<CacheRestoreResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cache_begin_save(
+        &self,
+        _: Request<CacheBeginSaveRequest>,
+    ) -> Result<Response<CacheBeginSaveResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn cache_commit_save(
+        &self,
+        _: Request<CacheCommitSaveRequest>,
+    ) -> Result<Response<CacheCommitSaveResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn artifact_begin(
+        &self,
+        _: Request<ArtifactBeginRequest>,
+    ) -> Result<Response<ArtifactBeginResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn artifact_commit(
+        &self,
+        _: Request<ArtifactCommitRequest>,
+    ) -> Result<Response<ArtifactCommitResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn artifact_download(
+        &self,
+        _: Request<ArtifactDownloadRequest>,
+    ) -> Result<Response<ArtifactDownloadResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn report_generated(
+        &self,
+        _: Request<ReportGeneratedRequest>,
+    ) -> Result<Response<ReportGeneratedResponse>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn emit_event(&self, _: Request<EmitEventRequest>) -> Result<Response<EmitEventResponse>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
+}
+
+#[tonic::async_trait]
+impl AgentBootstrap for Service {
+    async fn claim_credentials(
+        &self,
+        request: Request<ClaimCredentialsRequest>,
+    ) -> Result<Response<ClaimCredentialsResponse>, Status> {
+        assert!(request.metadata().get("authorization").is_none(), "there is no token yet");
+        self.shared.codes.lock().expect("lock").push(request.into_inner().claim_code);
+        let answer = self.shared.claims.lock().expect("lock").pop_front();
+        answer.unwrap_or_else(|| Ok(refusal("invalid"))).map(Response::new)
+    }
+}
+
+/// A claim code gets nothing.
+pub fn refusal(reason: &str) -> ClaimCredentialsResponse {
+    ClaimCredentialsResponse { result: Some(claim_credentials_response::Result::ErrorReason(reason.into())) }
 }
 
 impl Shared {

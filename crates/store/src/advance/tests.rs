@@ -101,6 +101,7 @@ fn job(index: u32, max_parallel: Option<u32>, fail_fast: bool) -> Job {
         timeout: None,
         cancel_deadline: None,
         fanout: None,
+        kind: None,
     }
 }
 

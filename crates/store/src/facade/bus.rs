@@ -60,6 +60,9 @@ facade! {
     /// Fires a schedule for a time, once, whoever else tries; none when it was fired for this time or a later one.
     write(Lane::META) schedules::schedule_fire(fire: ScheduleFire) -> Option<EventId>;
 
+    /// Tells workflows that collect failures of those whose time is over; returns how many were told.
+    write(Lane::META) batches::batches_close(limit: u32) -> u64;
+
     /// Which repositories may start workflows of others, by repository.
     read trust::event_trust_list(org: String) -> Vec<EventTrust>;
     /// Lets a repository start workflows of another one; `Exists` when that is said already.

@@ -187,6 +187,8 @@ pub struct ProcessedEvent {
     pub note: Option<String>,
     /// The decision trace.
     pub trace: Option<Json>,
+    /// Why workflows that matched did not start though nothing that they say forbids it.
+    pub refused: Option<String>,
     /// The runs to create; those that exist from an earlier attempt are found by their key.
     pub runs: Vec<NewRun>,
 }

@@ -1,7 +1,9 @@
 //! The plain values that go in and out of the store. They know nothing of the database.
 
 mod bus;
+mod claims;
 mod credentials;
+mod dynamic;
 mod fleet;
 mod intake;
 mod new_run;
@@ -9,9 +11,12 @@ mod queue;
 mod roster;
 mod runs;
 mod slots;
+mod stored;
 
 pub use bus::*;
+pub use claims::*;
 pub use credentials::*;
+pub use dynamic::*;
 pub use fleet::*;
 pub use intake::*;
 pub use new_run::*;
@@ -19,6 +24,7 @@ pub use queue::*;
 pub use roster::*;
 pub use runs::*;
 pub use slots::*;
+pub use stored::*;
 
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::time::Ts;

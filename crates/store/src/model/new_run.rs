@@ -8,6 +8,7 @@ use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
 use kici_engine::ids::{AgentId, DeliveryRowId, JobId, RunId, SourceId};
 use kici_engine::lock::{GitCredentials, Selector};
+use kici_engine::plan::{JobKind, JobPlan};
 use kici_engine::state::{FailureReason, JobStatus, RunStatus};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
@@ -90,8 +91,32 @@ pub struct NewJob {
     pub fail_fast: bool,
     /// Limit from the start of the checkout.
     pub timeout: Option<Duration>,
+    /// What it does, where it does not run steps only.
+    pub kind: Option<JobKind>,
     /// What it starts as.
     pub start: JobStart,
+}
+
+impl NewJob {
+    /// A planned job.
+    pub fn of_plan(id: JobId, plan: JobPlan, start: JobStart) -> Self {
+        Self {
+            id,
+            start,
+            name: plan.name,
+            base_name: plan.base_name,
+            // A workflow has at most some thousand jobs.
+            job_index: u32::try_from(plan.job_index).unwrap_or(u32::MAX),
+            variant_label: plan.variant_label,
+            matrix: (!plan.matrix.is_empty()).then_some(plan.matrix),
+            fanout: plan.fanout,
+            display_name: plan.display_name,
+            max_parallel: plan.max_parallel,
+            fail_fast: plan.fail_fast,
+            timeout: plan.timeout_ms.map(Duration::from_millis),
+            kind: plan.kind,
+        }
+    }
 }
 
 /// What a new job starts as.
@@ -148,6 +173,40 @@ pub struct NewNeed {
     pub upstream: String,
     /// Statuses of the upstream that let it run.
     pub run_on: Vec<JobStatus>,
+    /// The group of generated jobs that the edge is about.
+    pub group: Option<String>,
+    /// Base name of the job that makes the group, where the edge stands for the whole of it; `upstream` then is no job.
+    pub generator: Option<String>,
+    /// The jobs of the group are known and have edges of their own.
+    pub resolved: bool,
+}
+
+impl NewNeed {
+    /// The edges of a planned job.
+    pub fn of_plan(plan: &JobPlan) -> impl Iterator<Item = Self> + '_ {
+        let jobs = plan.needs.iter().map(|need| Self {
+            job_name: plan.name.clone(),
+            upstream: need.job.clone(),
+            run_on: need.run_on.clone(),
+            group: need.group.clone(),
+            generator: None,
+            resolved: false,
+        });
+        let groups = plan.groups.iter().map(|edge| Self {
+            job_name: plan.name.clone(),
+            upstream: whole_group(&edge.group),
+            run_on: edge.run_on.clone(),
+            group: Some(edge.group.clone()),
+            generator: Some(edge.generator.clone()),
+            resolved: false,
+        });
+        jobs.chain(groups)
+    }
+}
+
+/// What stands for all jobs of a group where the name of one would; no job can have this name.
+pub fn whole_group(group: &str) -> String {
+    format!("group:{group}")
 }
 
 /// What became of a [`NewRun`].

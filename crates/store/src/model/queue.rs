@@ -103,6 +103,8 @@ pub struct QueueRow {
     pub pinned_agent_id: Option<AgentId>,
     /// When it ended.
     pub finished_at: Option<Ts>,
+    /// Why no agent could be started for it, the last time it was tried; none once it was handed over.
+    pub last_provisioning_error: Option<String>,
 }
 
 impl QueueRow {

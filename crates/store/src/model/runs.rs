@@ -8,13 +8,13 @@ use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
 use kici_engine::ids::{AgentId, DeliveryRowId, InstanceId, JobId, RunId, SourceId};
-use kici_engine::lock::Retry;
-use kici_engine::plan::HostResults;
+use kici_engine::lock::{Need, Retry};
+use kici_engine::plan::{HostResults, JobKind};
 use kici_engine::state::{FailureClass, FailureReason, JobStatus, RunStatus, StepStatus};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
 
-use super::{ClaimedJob, JobRef, NewRun, QueueEntry, RosterHost, words};
+use super::{ClaimedJob, Expansion, Generated, JobRef, NewRun, QueueEntry, RosterHost, words};
 
 words! {
     /// Where the log of a step is.
@@ -156,6 +156,8 @@ pub struct Job {
     pub cancel_deadline: Option<Ts>,
     /// Its place in a fan-out over hosts; only that host's agent runs it.
     pub fanout: Option<Fanout>,
+    /// What it does, where it does not run steps only.
+    pub kind: Option<JobKind>,
 }
 
 /// An edge between stored jobs.
@@ -163,10 +165,12 @@ pub struct Job {
 pub struct NeedEdge {
     /// Unique name of the job that waits.
     pub job_name: String,
-    /// Base name of the job it waits for.
-    pub upstream: String,
-    /// Statuses of the upstream that let it run.
-    pub run_on: Vec<JobStatus>,
+    /// The job it waits for by its base name, or all jobs of a group (`whole_group`), and how that must end.
+    pub need: Need,
+    /// Base name of the job that makes the group, where the edge stands for the whole of it.
+    pub generator: Option<String>,
+    /// The jobs of the group are known and have edges of their own.
+    pub resolved: bool,
 }
 
 /// A stored step.
@@ -371,6 +375,22 @@ pub struct ReadyJob {
 pub enum Activation {
     /// Give it to an agent.
     Enqueue(QueueEntry),
+    /// Emit an event for its repository and wait for the runs that come of it.
+    Invoke {
+        /// Its name.
+        event: String,
+        /// Its document.
+        payload: Json,
+        /// It needs a slot of this group first.
+        slot: Option<SlotAsk>,
+        /// It is a success when nobody listens.
+        optional: bool,
+    },
+    /// It waits until somebody lets it go on.
+    Hold {
+        /// Why, for people.
+        reason: String,
+    },
     /// Its condition is false.
     Skip {
         /// Why, for people.
@@ -404,6 +424,14 @@ pub trait Activate: Send + Sync {
     fn again(&self, job: &ReadyJob) -> Option<Again> {
         let _ = job;
         None
+    }
+
+    /// What becomes of the jobs that a generator made, now that it has ended well.
+    ///
+    /// # Errors
+    /// Why they cannot join the run, in words; the generator then fails.
+    fn expand(&self, made: &Generated) -> Result<Expansion, String> {
+        Err(format!("nobody here can plan the jobs of `{}`", made.job.name))
     }
 
     /// Places a job of a new run at an agent, so that it never waits in the queue; none leaves it there. When the

@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::backend::{Conn, Db};
 use super::event_lists::{ListedRow, chain_root};
+use super::gates;
 use super::kept::{Condition, kept};
 use super::rows::{clean, clean_opt, small};
 use super::runs::create;
@@ -425,7 +426,12 @@ pub(crate) async fn event_process(
     if changed == 0 {
         return Ok(Processed { applied: false, runs: Vec::new() });
     }
-    Ok(Processed { applied: true, runs: add_runs(conn, ctx, done.id, &done.runs, activate).await? })
+    let runs = add_runs(conn, ctx, done.id, &done.runs, activate).await?;
+    if finished.is_some() {
+        let dead = error.filter(|_| status == EventStatus::Dead).map(String::as_str);
+        gates::delivered(conn, ctx, done.id, dead.or(done.refused.as_deref())).await?;
+    }
+    Ok(Processed { applied: true, runs })
 }
 
 pub(crate) async fn event_reopen(conn: &mut Conn, ctx: &Ctx, id: &EventId) -> Result<bool, StoreError> {

@@ -14,6 +14,7 @@ use serde_json::{Value as Json, json};
 use uuid::Uuid;
 
 use super::backend::Conn;
+use super::batches;
 use super::bus::{Emitter, put};
 use super::event_lists::{chain_length, chain_root};
 use super::runs::lock_body;
@@ -27,7 +28,7 @@ use crate::types::{DbId, Doc};
 const LIFECYCLE: &str = "lifecycle";
 
 /// Events that a chain may grow by behind its first link. A chain that branches out gets there long before its depth ends it.
-const MAX_CHAIN_EVENTS: u32 = 1000;
+pub(crate) const MAX_CHAIN_EVENTS: u32 = 1000;
 
 /// What some registered workflow listens to: trigger types, and for `lifecycle` also each event as `lifecycle:NAME`. One small
 /// read unless a registration has changed since.
@@ -97,7 +98,16 @@ async fn announce_these(
     let all_jobs = types.contains("job_complete") || lifecycle("job_complete");
     let failed_jobs = lifecycle("job_failed");
     ended.retain(|job| all_jobs || (failed_jobs && event_name::is_failure(job.status.as_str())));
+    let batched = run_ended && run.status == RunStatus::Failed && types.contains(batches::KIND);
     let run_too = run_ended && (types.contains("workflow_complete") || lifecycle("workflow_complete"));
+    if ended.is_empty() && !run_too && !batched {
+        return Ok(());
+    }
+    let routing_key: Option<String> =
+        sources::table.find(DbId::from(run.source_id)).select(sources::routing_key).first(conn).await.optional()?;
+    if batched {
+        batches::count(conn, ctx, run, routing_key.as_deref()).await?;
+    }
     if ended.is_empty() && !run_too {
         return Ok(());
     }
@@ -114,8 +124,6 @@ async fn announce_these(
         refused("chain");
         return Ok(());
     }
-    let routing_key: Option<String> =
-        sources::table.find(DbId::from(run.source_id)).select(sources::routing_key).first(conn).await.optional()?;
     for job in &ended {
         let key = format!("end:{}:{}", job.id.uuid(), job.attempt);
         let new = told(run, event_name::JOB_COMPLETE, job_payload(run, job), key);
@@ -142,7 +150,7 @@ fn told(run: &Run, name: &str, payload: Json, key: String) -> NewEvent {
     }
 }
 
-fn emitter(run: &Run, root: Uuid, routing_key: Option<String>, job: Option<&Job>) -> Emitter {
+pub(crate) fn emitter(run: &Run, root: Uuid, routing_key: Option<String>, job: Option<&Job>) -> Emitter {
     Emitter {
         org: run.org.clone(),
         routing_key,

@@ -121,33 +121,41 @@ pub(crate) async fn lease_acquire(
     name: &str,
     ttl: &Duration,
 ) -> Result<LeaseAnswer, StoreError> {
-    let now = DbTs::from(ctx.now);
+    type Columns = (String, Option<DbId>, i64, DbTs);
     let me = ctx.node().as_str();
+    let start = DbId::from(ctx.incarnation());
+    let unheld = DbTs::from(Ts::from_micros(0));
     // The row must exist before it can be locked.
     diesel::insert_into(leases::table)
         .values((
             leases::name.eq(name),
             leases::holder.eq(me),
+            leases::incarnation.eq(None::<DbId>),
             leases::term.eq(0_i64),
-            leases::expires_at.eq(now),
-            leases::renewed_at.eq(now),
+            leases::expires_at.eq(unheld),
+            leases::renewed_at.eq(unheld),
         ))
         .on_conflict_do_nothing()
         .execute(conn)
         .await?;
-    let (holder, term, expires_at): (String, i64, DbTs) =
-        lock_row!(leases::table.find(name).select((leases::holder, leases::term, leases::expires_at)))
-            .first(conn)
-            .await?;
-    if !backend::SINGLE_NODE && holder != me && expires_at > now {
+    let columns = (leases::holder, leases::incarnation, leases::term, leases::expires_at);
+    let (holder, incarnation, term, expires_at): Columns =
+        lock_row!(leases::table.find(name).select(columns)).first(conn).await?;
+    // Once the row is locked: whoever held it meanwhile is done.
+    let now = backend::lease_now(conn, ctx).await?;
+    let mine = holder == me && incarnation == Some(start);
+    let held = expires_at > now;
+    if !backend::SINGLE_NODE && !mine && held {
         return Ok(LeaseAnswer::Other { holder: agent(holder)?, expires_at: expires_at.into() });
     }
-    let term = if holder == me && term > 0 { term } else { term + 1 };
+    // One that ran out is taken anew even by its last holder: another one may have had it in between.
+    let term = if mine && (held || backend::SINGLE_NODE) { term } else { term + 1 };
     diesel::update(leases::table.find(name))
         .set((
             leases::holder.eq(me),
+            leases::incarnation.eq(start),
             leases::term.eq(term),
-            leases::expires_at.eq(DbTs::from(ctx.now.plus(*ttl))),
+            leases::expires_at.eq(DbTs::from(Ts::from(now).plus(*ttl))),
             leases::renewed_at.eq(now),
         ))
         .execute(conn)
@@ -156,9 +164,12 @@ pub(crate) async fn lease_acquire(
 }
 
 pub(crate) async fn lease_release(conn: &mut Conn, ctx: &Ctx, name: &str) -> Result<(), StoreError> {
+    let now = backend::lease_now(conn, ctx).await?;
     // The row stays, expired: the next holder's term must be higher.
-    diesel::update(leases::table.find(name).filter(leases::holder.eq(ctx.node().as_str())))
-        .set(leases::expires_at.eq(DbTs::from(ctx.now)))
+    diesel::update(leases::table.find(name))
+        .filter(leases::holder.eq(ctx.node().as_str()))
+        .filter(leases::incarnation.eq(DbId::from(ctx.incarnation())))
+        .set(leases::expires_at.eq(now))
         .execute(conn)
         .await?;
     Ok(())

@@ -14,16 +14,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::{Conn, Db};
 use super::kept::{Condition, kept, kept_if};
-use super::rows::{JobRow, RunRow, agent_opt, count, small};
+use super::rows::{JobRow, NeedRow, RunRow, agent_opt, count, small};
 use super::runs::fail_at;
 use super::schema::{cluster_instances, dispatch_history, dispatch_queue, job_needs, jobs, runs};
 use super::settle::{self, end_history};
 use crate::StoreError;
-use crate::advance::need_result;
+use crate::advance;
 use crate::ctx::Ctx;
 use crate::model::{
-    Activate, ClaimRequest, ClaimedJob, Guarded, Job, JobRef, NeedResult, RecoverRequest, RequeueFrom, RequeueRequest,
-    Requeued, Resumed, Run, StartVerdict,
+    Activate, ClaimRequest, ClaimedJob, Guarded, Job, JobRef, NeedEdge, NeedResult, RecoverRequest, RequeueFrom,
+    RequeueRequest, Requeued, Resumed, Run, StartVerdict,
 };
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs};
@@ -127,6 +127,7 @@ async fn take(conn: &mut Conn, ctx: &Ctx, ids: &[DbId], agent_id: &AgentId) -> R
                 dispatch_queue::dispatch_epoch.eq(dispatch_queue::dispatch_epoch + 1),
                 dispatch_queue::acked_at.eq(none),
                 dispatch_queue::unroutable_since.eq(none),
+                dispatch_queue::last_provisioning_error.eq(None::<String>),
             ))
             .returning(dispatch_queue::id),
     )
@@ -193,15 +194,18 @@ async fn claimed(conn: &mut Conn, ctx: &Ctx, taken: Vec<(AgentId, Job)>) -> Resu
 /// Statuses and outputs of what the job needs.
 async fn need_results(conn: &mut Conn, job: &Job) -> Result<BTreeMap<String, NeedResult>, StoreError> {
     let run = DbId::from(job.run_id);
-    let upstream: Vec<String> = job_needs::table
+    let edges: Vec<NeedRow> = job_needs::table
         .filter(job_needs::run_id.eq(run))
         .filter(job_needs::job_name.eq(&job.name))
-        .select(job_needs::upstream_name)
+        .select(NeedRow::as_select())
         .load(conn)
         .await?;
-    if upstream.is_empty() {
+    if edges.is_empty() {
         return Ok(BTreeMap::new());
     }
+    let edges: Vec<NeedEdge> = edges.into_iter().map(NeedRow::read).collect();
+    let upstream: Vec<&str> =
+        edges.iter().map(|edge| edge.generator.as_ref().unwrap_or(&edge.need.job).as_str()).collect();
     let rows: Vec<JobRow> = jobs::table
         .filter(jobs::run_id.eq(run))
         .filter(jobs::base_name.eq_any(&upstream))
@@ -210,11 +214,7 @@ async fn need_results(conn: &mut Conn, job: &Job) -> Result<BTreeMap<String, Nee
         .load(conn)
         .await?;
     let rows = rows.into_iter().map(JobRow::read).collect::<Result<Vec<_>, _>>()?;
-    let result = |name: String| {
-        let variants: Vec<&Job> = rows.iter().filter(|row| row.base_name == name).collect();
-        Some((name, need_result(&variants)?))
-    };
-    Ok(upstream.into_iter().filter_map(result).collect())
+    Ok(advance::need_results(&edges, |base| rows.iter().filter(|row| row.base_name == base).collect()))
 }
 
 pub(crate) async fn queue_requeue(
@@ -224,7 +224,7 @@ pub(crate) async fn queue_requeue(
     activate: &Arc<dyn Activate>,
 ) -> Result<Requeued, StoreError> {
     let job = request.job;
-    let Some(state) = settle::load(conn, job.run_id).await? else { return Ok(Requeued::Lost) };
+    let Some(state) = settle::load(conn, ctx, job.run_id).await? else { return Ok(Requeued::Lost) };
     let Some(at) = state.position(job.job_id) else { return Ok(Requeued::Lost) };
     let Some(undone) = undone(conn, ctx, request).await? else { return Ok(Requeued::Lost) };
     let attempts = undone + 1;

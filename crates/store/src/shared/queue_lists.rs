@@ -138,6 +138,46 @@ pub(crate) async fn queue_unstarted_since(
     read(rows)
 }
 
+/// Rows that wait, in the order in which they are taken.
+macro_rules! waiting {
+    ($conn:expr, $limit:expr $(, $filter:expr)*) => {{
+        let rows: Vec<(DispatchRow, SelectorRow)> = dispatch_queue::table
+            .inner_join(queue_selectors::table)
+            .filter(is_pending())
+            $(.filter($filter))*
+            .order((dispatch_queue::priority.desc(), dispatch_queue::created_at, dispatch_queue::id))
+            .limit(i64::from($limit))
+            .select((DispatchRow::as_select(), SelectorRow::as_select()))
+            .load($conn)
+            .await?;
+        read(rows)
+    }};
+}
+
+pub(crate) async fn queue_oldest_pending(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<Vec<QueueRow>, StoreError> {
+    waiting!(conn, *limit)
+}
+
+pub(crate) async fn queue_pending_of(conn: &mut Conn, _: &Ctx, jobs: &[JobId]) -> Result<Vec<QueueRow>, StoreError> {
+    let ids: Vec<DbId> = jobs.iter().map(|job| DbId::from(*job)).collect();
+    let limit = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+    waiting!(conn, limit, dispatch_queue::id.eq_any(ids))
+}
+
+pub(crate) async fn queue_provisioning_set(
+    conn: &mut Conn,
+    _: &Ctx,
+    errors: &[(JobId, Option<String>)],
+) -> Result<(), StoreError> {
+    for (job, error) in errors {
+        diesel::update(dispatch_queue::table.find(DbId::from(*job)).filter(is_pending()))
+            .set(dispatch_queue::last_provisioning_error.eq(clean_opt(error.as_deref())))
+            .execute(conn)
+            .await?;
+    }
+    Ok(())
+}
+
 pub(crate) async fn queue_get(conn: &mut Conn, _: &Ctx, job: &JobId) -> Result<Option<QueueRow>, StoreError> {
     rows!(conn, 1_u32, dispatch_queue::id.eq(DbId::from(*job))).map(|mut rows| rows.pop())
 }
@@ -165,16 +205,17 @@ pub(crate) async fn queue_list(conn: &mut Conn, _: &Ctx, filter: &QueueFilter) -
 }
 
 pub(crate) async fn queue_counts(conn: &mut Conn, _: &Ctx) -> Result<QueueCounts, StoreError> {
+    // Two questions, since an index answers each; one for both would read all ended rows.
+    let pending: i64 = dispatch_queue::table.filter(is_pending()).count().get_result(conn).await?;
     let rows: Vec<(String, i64)> = dispatch_queue::table
-        .filter(is_open())
+        .filter(is_held())
         .group_by(dispatch_queue::status)
         .select((dispatch_queue::status, diesel::dsl::count_star()))
         .load(conn)
         .await?;
-    let mut counts = QueueCounts::default();
+    let mut counts = QueueCounts { pending: count(pending), ..QueueCounts::default() };
     for (status, rows) in rows {
         match word("queue status", &status)? {
-            QueueStatus::Pending => counts.pending = count(rows),
             QueueStatus::Dispatched => counts.dispatched = count(rows),
             QueueStatus::Recovering => counts.recovering = count(rows),
             _ => {}

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use kici_engine::state::{JobEvent, JobStatus, QueueStatus};
+use kici_engine::state::{FailureReason, JobEvent, JobStatus, QueueStatus};
 
 use super::backend::Conn;
+use super::generated;
 use super::settle;
 use super::steps::write_steps;
 use crate::StoreError;
@@ -19,7 +20,7 @@ pub(crate) async fn job_report(
     result: &JobResult,
     activate: &Arc<dyn Activate>,
 ) -> Result<(Vec<StepWritten>, JobFinished), StoreError> {
-    let state = settle::load(conn, result.job.run_id).await?;
+    let state = settle::load(conn, ctx, result.job.run_id).await?;
     let job = state.as_ref().and_then(|state| state.position(result.job.job_id).map(|at| &state.jobs[at]));
     let known = job.map(|job| (job.id, Some((job.run_id, job.dispatch_epoch))));
     let written = write_steps(conn, ctx, steps, known.into_iter().collect()).await?;
@@ -32,7 +33,7 @@ pub(crate) async fn job_finish(
     result: &JobResult,
     activate: &Arc<dyn Activate>,
 ) -> Result<JobFinished, StoreError> {
-    let state = settle::load(conn, result.job.run_id).await?;
+    let state = settle::load(conn, ctx, result.job.run_id).await?;
     finish(conn, ctx, state, result, activate).await
 }
 
@@ -71,7 +72,14 @@ async fn finish(
         return Ok(JobFinished::Applied(Box::new(effects)));
     }
     let keep = event == JobEvent::Complete && state.jobs[at].failure_reason.is_some();
-    state.apply(at, event, if keep { None } else { reason }, message, now)?;
+    let refused = match event {
+        JobEvent::Succeed => generated::expand(conn, ctx, &mut state, at, &**activate).await?,
+        _ => None,
+    };
+    match refused {
+        Some(why) => state.apply(at, JobEvent::Fail, Some(FailureReason::DynamicEval), Some(why), now)?,
+        None => state.apply(at, event, if keep { None } else { reason }, message, now)?,
+    }
     let job = &mut state.jobs[at];
     job.outputs = result.outputs.clone();
     job.evidence = result.evidence.clone();

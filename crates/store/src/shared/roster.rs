@@ -278,6 +278,22 @@ pub(crate) async fn roster_reap(conn: &mut Conn, ctx: &Ctx, before: &Ts) -> Resu
     gone.into_iter().map(agent).collect()
 }
 
+pub(crate) async fn roster_property_set(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    agent_id: &AgentId,
+    key: &str,
+    value: &Json,
+) -> Result<bool, StoreError> {
+    let (mut row, known) = row_of(conn, ctx, agent_id).await?;
+    if known {
+        row.host_properties.0.insert(key.to_owned(), value.clone());
+        row.updated_at = ctx.now.into();
+        put(conn, &row).await?;
+    }
+    Ok(known)
+}
+
 pub(crate) async fn roster_reboot_request(
     conn: &mut Conn,
     _: &Ctx,

@@ -10,7 +10,8 @@ use kici_engine::concurrency::SlotAsk;
 use kici_engine::event::Event;
 use kici_engine::hosts::Fanout;
 use kici_engine::ids::AgentId;
-use kici_engine::lock::Selector;
+use kici_engine::lock::{Need, Selector};
+use kici_engine::plan::JobKind;
 use kici_engine::state::JobStatus;
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
@@ -18,7 +19,7 @@ use serde_json::Value as Json;
 use super::backend::Db;
 use super::schema::{dispatch_queue, job_needs, jobs, queue_selectors, runs, steps};
 use crate::StoreError;
-use crate::model::{Cursor, Job, NeedEdge, QueueRow, Run, Step};
+use crate::model::{Cursor, Job, NeedEdge, NewNeed, QueueRow, Run, Step};
 use crate::types::{DbId, DbTs, Doc};
 
 pub(crate) fn corrupt(what: &'static str, error: &dyn Display) -> StoreError {
@@ -182,7 +183,7 @@ pub(crate) struct JobRow {
     pub(crate) last_heartbeat_at: Option<DbTs>,
     pub(crate) timeout_ms: Option<i64>,
     pub(crate) cancel_deadline: Option<DbTs>,
-    pub(crate) fanout: Option<Doc<Fanout>>,
+    pub(crate) fanout: Option<Doc<Manner>>,
 }
 
 impl JobRow {
@@ -218,8 +219,43 @@ impl JobRow {
             last_heartbeat_at: ts_opt(self.last_heartbeat_at),
             timeout: millis(self.timeout_ms),
             cancel_deadline: ts_opt(self.cancel_deadline),
-            fanout: self.fanout.map(|fanout| fanout.0),
+            fanout: self.fanout.as_ref().and_then(|manner| manner.0.fanout()),
+            kind: self.fanout.as_ref().and_then(|manner| manner.0.kind()),
         })
+    }
+}
+
+/// What a job is besides steps that run somewhere: pinned to a host, or of a kind of its own, never both. One column of JSON.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Manner {
+    /// Its place in a fan-out over hosts.
+    Fanout(Fanout),
+    /// What it does.
+    Kind {
+        /// The kind.
+        kind: JobKind,
+    },
+}
+
+impl Manner {
+    pub(crate) fn of(job: &Job) -> Option<Self> {
+        let kind = job.kind.map(|kind| Self::Kind { kind });
+        job.fanout.clone().map(Self::Fanout).or(kind)
+    }
+
+    fn fanout(&self) -> Option<Fanout> {
+        match self {
+            Self::Fanout(fanout) => Some(fanout.clone()),
+            Self::Kind { .. } => None,
+        }
+    }
+
+    fn kind(&self) -> Option<JobKind> {
+        match self {
+            Self::Fanout(_) => None,
+            Self::Kind { kind } => Some(*kind),
+        }
     }
 }
 
@@ -267,17 +303,37 @@ impl JobChange {
 }
 
 #[derive(Queryable, Selectable, Insertable)]
-#[diesel(table_name = job_needs, check_for_backend(Db))]
+#[diesel(table_name = job_needs, check_for_backend(Db), treat_none_as_default_value = false)]
 pub(crate) struct NeedRow {
     pub(crate) run_id: DbId,
     pub(crate) job_name: String,
     pub(crate) upstream_name: String,
     pub(crate) run_on: Doc<Vec<JobStatus>>,
+    pub(crate) group_name: Option<String>,
+    pub(crate) generator: Option<String>,
+    pub(crate) resolved: bool,
 }
 
 impl NeedRow {
     pub(crate) fn read(self) -> NeedEdge {
-        NeedEdge { job_name: self.job_name, upstream: self.upstream_name, run_on: self.run_on.0 }
+        NeedEdge {
+            job_name: self.job_name,
+            need: Need { job: self.upstream_name, run_on: self.run_on.0, group: self.group_name },
+            generator: self.generator,
+            resolved: self.resolved,
+        }
+    }
+
+    pub(crate) fn of(run: DbId, need: &NewNeed) -> Self {
+        Self {
+            run_id: run,
+            job_name: need.job_name.clone(),
+            upstream_name: need.upstream.clone(),
+            run_on: Doc(need.run_on.clone()),
+            group_name: need.group.clone(),
+            generator: need.generator.clone(),
+            resolved: need.resolved,
+        }
     }
 }
 
@@ -364,6 +420,7 @@ pub(crate) struct DispatchRow {
     pub(crate) unroutable_since: Option<DbTs>,
     pub(crate) pinned_agent_id: Option<String>,
     pub(crate) finished_at: Option<DbTs>,
+    pub(crate) last_provisioning_error: Option<String>,
 }
 
 #[derive(Queryable, Selectable, Insertable)]
@@ -403,6 +460,7 @@ impl DispatchRow {
             unroutable_since: ts_opt(self.unroutable_since),
             pinned_agent_id: agent_opt(self.pinned_agent_id)?,
             finished_at: ts_opt(self.finished_at),
+            last_provisioning_error: self.last_provisioning_error,
         })
     }
 }

@@ -8,13 +8,14 @@ use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::lock::RUN_HOOKS_JOB;
+use kici_engine::plan::JobKind;
 use kici_engine::state::{FailureReason, JobStatus, RunStatus};
 use kici_engine::time::Ts;
 
 use super::backend::{Conn, Db};
 use super::kept::Condition;
 use super::queue::is_held;
-use super::rows::{JobRow, NeedRow, RunRow, agent, agent_opt, small};
+use super::rows::{JobRow, NeedRow, RunRow, agent, agent_opt, small, word};
 use super::schema::{dispatch_queue, job_needs, jobs, runs};
 use crate::StoreError;
 use crate::ctx::Ctx;
@@ -113,6 +114,20 @@ pub(crate) async fn runs_open(conn: &mut Conn, _: &Ctx, limit: &u32) -> Result<V
         .load(conn)
         .await?;
     Ok(ids.into_iter().map(Into::into).collect())
+}
+
+pub(crate) async fn job_standings(
+    conn: &mut Conn,
+    _: &Ctx,
+    ids: &[JobId],
+) -> Result<Vec<(JobId, u32, JobStatus)>, StoreError> {
+    let ids: Vec<DbId> = ids.iter().map(|id| DbId::from(*id)).collect();
+    let rows: Vec<(DbId, i64, String)> = jobs::table
+        .filter(jobs::id.eq_any(ids))
+        .select((jobs::id, jobs::dispatch_epoch, jobs::status))
+        .load(conn)
+        .await?;
+    rows.into_iter().map(|(id, epoch, status)| Ok((id.into(), small(epoch), word("job status", &status)?))).collect()
 }
 
 pub(crate) async fn runs_idle(conn: &mut Conn, _: &Ctx, before: &Ts, limit: &u32) -> Result<Vec<RunId>, StoreError> {
@@ -263,8 +278,11 @@ pub(crate) async fn run_rerun_plan(
     let new_jobs = jobs
         .iter()
         .map(|job| {
-            let after = needs.iter().any(|n| n.job_name == job.name && again.contains(n.upstream.as_str()));
-            let keep = *failed_only && job.status == JobStatus::Success && !after;
+            let after =
+                needs.iter().any(|n| n.job_name == job.name && upstream(n).is_some_and(|name| again.contains(name)));
+            // What a generator made is part of the run: it is not asked again, and the same jobs run.
+            let made = job.kind == Some(JobKind::Generate) && job.status == JobStatus::Success;
+            let keep = made || (*failed_only && job.status == JobStatus::Success && !after);
             let start = match refused_by_plan(job) {
                 Some(start) => start,
                 None if keep => JobStart::Succeeded { outputs: job.outputs.clone() },
@@ -282,15 +300,27 @@ pub(crate) async fn run_rerun_plan(
                 max_parallel: job.max_parallel,
                 fail_fast: job.fail_fast,
                 timeout: job.timeout,
+                kind: job.kind,
                 start,
             }
         })
         .collect();
-    let needs = needs
-        .into_iter()
-        .map(|edge| NewNeed { job_name: edge.job_name, upstream: edge.upstream, run_on: edge.run_on })
-        .collect();
+    let needs = needs.into_iter().map(new_need).collect();
     Ok(Rerun::Planned(Box::new(repetition(run, new_id, new_jobs, needs))))
+}
+
+fn new_need(edge: NeedEdge) -> NewNeed {
+    let NeedEdge { job_name, need, generator, resolved } = edge;
+    NewNeed { job_name, upstream: need.job, run_on: need.run_on, group: need.group, generator, resolved }
+}
+
+/// The job that an edge is about; that of a group that is not known is its generator.
+fn upstream(edge: &NeedEdge) -> Option<&str> {
+    match (&edge.generator, edge.resolved) {
+        (Some(_), true) => None,
+        (Some(generator), false) => Some(generator),
+        (None, _) => Some(&edge.need.job),
+    }
 }
 
 /// What the plan of a run refused is refused again: a repetition has the same workflow.
@@ -335,7 +365,9 @@ fn repeated<'a>(jobs: &'a [Job], needs: &'a [NeedEdge]) -> BTreeSet<&'a str> {
         let more: Vec<&str> = jobs
             .iter()
             .filter(|job| !names.contains(job.base_name.as_str()))
-            .filter(|job| needs.iter().any(|n| n.job_name == job.name && names.contains(n.upstream.as_str())))
+            .filter(|job| {
+                needs.iter().any(|n| n.job_name == job.name && upstream(n).is_some_and(|name| names.contains(name)))
+            })
             .map(|job| job.base_name.as_str())
             .collect();
         if more.is_empty() {

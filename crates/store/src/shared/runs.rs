@@ -1,6 +1,6 @@
 //! Runs: creation, the end of their jobs, cancel.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use diesel::prelude::*;
@@ -10,8 +10,10 @@ use kici_engine::state::{FailureReason, JobEvent, JobStatus, QueueStatus, RunSta
 
 use super::backend::Conn;
 use super::ends;
+use super::gates;
+use super::new_runs::{job_row, new_run, new_state, run_row};
 use super::queue::record_handed;
-use super::rows::{JobRow, NeedRow, RunRow, clean, clean_opt, db_ts, millis_of, word};
+use super::rows::{JobRow, NeedRow, clean_opt, db_ts, word};
 use super::schema::{dispatch_queue, job_needs, jobs, lock_documents, request_keys, runs};
 use super::settle::{self, enqueue, finish_advance};
 use super::slots;
@@ -20,10 +22,10 @@ use crate::advance::RunState;
 use crate::ctx::Ctx;
 use crate::model::{
     Activate, CancelOutcome, CancelRequest, ClaimedJob, CreatedRun, Effects, FailRequest, Guarded, Job, JobFinished,
-    JobRef, JobStart, NeedEdge, NewJob, NewRun, QueueEntry, Run,
+    JobRef, JobStart, NewJob, NewRun, Run,
 };
 use crate::notify::Topic;
-use crate::types::{DbId, DbTs, Doc};
+use crate::types::{DbId, DbTs};
 
 /// A lock document: from memory, else read and decompressed.
 pub(crate) async fn lock_body(conn: &mut Conn, ctx: &Ctx, digest: &str) -> Result<Option<Arc<Vec<u8>>>, StoreError> {
@@ -122,18 +124,10 @@ pub(crate) async fn create(
     let placed = place(&mut state, activate)?;
     let rows: Vec<JobRow> = (0..).zip(&state.jobs).map(|(position, job)| job_row(position, job)).collect();
     insert_all!(conn, jobs::table, &rows);
-    let needs: Vec<NeedRow> = new
-        .needs
-        .iter()
-        .map(|need| NeedRow {
-            run_id: key,
-            job_name: need.job_name.clone(),
-            upstream_name: need.upstream.clone(),
-            run_on: Doc(need.run_on.clone()),
-        })
-        .collect();
+    let needs: Vec<NeedRow> = new.needs.iter().map(|need| NeedRow::of(key, need)).collect();
     insert_all!(conn, job_needs::table, &needs);
     enqueue(conn, ctx, &state).await?;
+    gates::open(conn, ctx, &state).await?;
     record_handed(conn, ctx, &placed).await?;
     if state.run.status != RunStatus::Pending {
         diesel::update(runs::table.find(key))
@@ -141,6 +135,8 @@ pub(crate) async fn create(
                 runs::status.eq(state.run.status.as_str()),
                 runs::failure_reason.eq(state.run.failure_reason.map(|reason| reason.as_str())),
                 runs::failure_message.eq(clean_opt(state.run.failure_message.as_deref())),
+                runs::started_at.eq(db_ts(state.run.started_at)),
+                runs::deadline.eq(db_ts(state.run.deadline)),
                 runs::finished_at.eq(db_ts(state.run.finished_at)),
             ))
             .execute(conn)
@@ -178,213 +174,13 @@ fn claimed(run: &Run, agent_id: AgentId, job: Job) -> ClaimedJob {
     ClaimedJob { job_ref, agent_id, job, run: run.clone(), needs: BTreeMap::new() }
 }
 
-fn new_run(ctx: &Ctx, new: &NewRun) -> Run {
-    Run {
-        id: new.id,
-        org: new.org.clone(),
-        source_id: new.source_id,
-        delivery_id: new.delivery_id,
-        dedup_key: new.dedup_key.clone(),
-        repo: new.repo.clone(),
-        git_ref: new.git_ref.clone(),
-        sha: new.sha.clone(),
-        workflow_name: new.workflow_name.clone(),
-        run_name: clean(&new.run_name),
-        lock_digest: new.lock_digest.clone(),
-        event: new.event.clone(),
-        trigger_kind: new.trigger_kind.clone(),
-        status: RunStatus::Pending,
-        failure_reason: None,
-        failure_message: None,
-        cancel_requested_at: None,
-        cancelled_by: None,
-        attempt: new.attempt,
-        parent_run_id: new.parent_run_id,
-        inputs: new.inputs.clone(),
-        request_id: new.request_id.clone(),
-        chain_depth: new.chain_depth,
-        created_at: ctx.now,
-        started_at: None,
-        finished_at: None,
-        timeout: new.timeout,
-        deadline: None,
-        concurrency: new.concurrency.clone(),
-        logs_expired_at: None,
-    }
-}
-
-fn run_row(run: &Run) -> RunRow {
-    RunRow {
-        id: run.id.into(),
-        org: run.org.clone(),
-        source_id: run.source_id.into(),
-        delivery_row_id: run.delivery_id.map(Into::into),
-        dedup_key: run.dedup_key.clone(),
-        repo: run.repo.clone(),
-        git_ref: run.git_ref.clone(),
-        sha: run.sha.clone(),
-        workflow_name: run.workflow_name.clone(),
-        run_name: run.run_name.clone(),
-        lock_digest: run.lock_digest.clone(),
-        event: Doc(run.event.clone()),
-        trigger_kind: run.trigger_kind.clone(),
-        status: run.status.as_str().to_owned(),
-        failure_reason: None,
-        failure_message: None,
-        cancel_requested_at: None,
-        cancelled_by: None,
-        attempt: run.attempt.into(),
-        parent_run_id: run.parent_run_id.map(Into::into),
-        inputs: Doc(run.inputs.clone()),
-        request_id: run.request_id.clone(),
-        chain_depth: run.chain_depth.into(),
-        created_at: run.created_at.into(),
-        started_at: None,
-        finished_at: None,
-        timeout_ms: millis_of(run.timeout),
-        deadline: None,
-        concurrency: run.concurrency.clone().map(Doc),
-        logs_expired_at: None,
-    }
-}
-
-/// A new run in memory, before anything follows.
-fn new_state(ctx: &Ctx, new: &NewRun, run: Run) -> Result<RunState, StoreError> {
-    let needing: BTreeSet<&str> = new.needs.iter().map(|need| need.job_name.as_str()).collect();
-    let jobs = new.jobs.iter().map(|job| new_job(ctx, new, job, needing.contains(job.name.as_str()))).collect();
-    let needs = new
-        .needs
-        .iter()
-        .map(|need| NeedEdge {
-            job_name: need.job_name.clone(),
-            upstream: need.upstream.clone(),
-            run_on: need.run_on.clone(),
-        })
-        .collect();
-    let mut state = RunState::new(run, jobs, needs, BTreeMap::new());
-    for job in &new.jobs {
-        if let JobStart::Queued(entry) = &job.start
-            && !takes_turns(new, entry)
-        {
-            state.enqueued.insert(job.id, entry.clone());
-        }
-    }
-    state.hold_back();
-    state.shed(ctx.now, &|| ctx.take_room())?;
-    Ok(state)
-}
-
-/// Whether a job that could go to an agent must ask for a slot first. It then starts as one that is to be judged again.
-fn takes_turns(run: &NewRun, entry: &QueueEntry) -> bool {
-    run.concurrency.is_some() || entry.slot.is_some()
-}
-
-fn new_job(ctx: &Ctx, run: &NewRun, new: &NewJob, needs: bool) -> Job {
-    let mut job = Job {
-        id: new.id,
-        run_id: run.id,
-        name: new.name.clone(),
-        base_name: new.base_name.clone(),
-        job_index: new.job_index,
-        variant_label: new.variant_label.clone(),
-        matrix: new.matrix.clone(),
-        display_name: clean(&new.display_name),
-        status: JobStatus::Pending,
-        needs_satisfied: !needs,
-        ready_at: None,
-        max_parallel: new.max_parallel,
-        fail_fast: new.fail_fast,
-        group_name: None,
-        failure_reason: None,
-        failure_class: None,
-        failure_message: None,
-        evidence: None,
-        agent_id: None,
-        dispatch_epoch: 0,
-        attempt: 1,
-        outputs: BTreeMap::new(),
-        routing_reason: None,
-        log_bytes: 0,
-        created_at: ctx.now,
-        started_at: None,
-        finished_at: None,
-        last_heartbeat_at: None,
-        timeout: new.timeout,
-        cancel_deadline: None,
-        fanout: new.fanout.clone(),
-    };
-    match &new.start {
-        JobStart::Pending => {}
-        JobStart::Queued(entry) if takes_turns(run, entry) => {}
-        JobStart::Queued(_) => {
-            job.status = JobStatus::Queued;
-            job.ready_at = Some(ctx.now);
-        }
-        JobStart::Skipped { reason } => {
-            job.status = JobStatus::Skipped;
-            job.failure_message = Some(clean(reason));
-        }
-        JobStart::Failed { reason, message } => {
-            job.status = reason.status();
-            job.failure_reason = Some(*reason);
-            job.failure_class = Some(reason.class());
-            job.failure_message = Some(clean(message));
-        }
-        JobStart::Succeeded { outputs } => {
-            job.status = JobStatus::Success;
-            job.outputs = outputs.clone();
-        }
-    }
-    if job.status.is_terminal() {
-        job.finished_at = Some(ctx.now);
-    }
-    job
-}
-
-fn job_row(position: i64, job: &Job) -> JobRow {
-    JobRow {
-        id: job.id.into(),
-        run_id: job.run_id.into(),
-        name: job.name.clone(),
-        base_name: job.base_name.clone(),
-        job_index: job.job_index.into(),
-        position,
-        variant_label: job.variant_label.clone(),
-        matrix: job.matrix.clone().map(Doc),
-        display_name: job.display_name.clone(),
-        status: job.status.as_str().to_owned(),
-        needs_satisfied: job.needs_satisfied,
-        ready_at: db_ts(job.ready_at),
-        max_parallel: job.max_parallel.map(Into::into),
-        fail_fast: job.fail_fast,
-        group_name: job.group_name.clone(),
-        failure_reason: job.failure_reason.map(|reason| reason.as_str().to_owned()),
-        failure_class: job.failure_class.map(|class| class.as_str().to_owned()),
-        failure_message: clean_opt(job.failure_message.as_deref()),
-        evidence: None,
-        agent_id: job.agent_id.as_ref().map(|agent| agent.as_str().to_owned()),
-        dispatch_epoch: job.dispatch_epoch.into(),
-        attempt: job.attempt.into(),
-        outputs: Doc(job.outputs.clone()),
-        routing_reason: None,
-        log_bytes: 0,
-        created_at: job.created_at.into(),
-        started_at: None,
-        finished_at: db_ts(job.finished_at),
-        last_heartbeat_at: None,
-        timeout_ms: millis_of(job.timeout),
-        cancel_deadline: None,
-        fanout: job.fanout.clone().map(Doc),
-    }
-}
-
 pub(crate) async fn job_fail(
     conn: &mut Conn,
     ctx: &Ctx,
     request: &FailRequest,
     activate: &Arc<dyn Activate>,
 ) -> Result<JobFinished, StoreError> {
-    let Some(mut state) = settle::load(conn, request.job.run_id).await? else { return Ok(JobFinished::NotOwned) };
+    let Some(mut state) = settle::load(conn, ctx, request.job.run_id).await? else { return Ok(JobFinished::NotOwned) };
     let Some(at) = state.position(request.job.job_id) else { return Ok(JobFinished::NotOwned) };
     if state.jobs[at].status.is_terminal() {
         return Ok(JobFinished::Duplicate(state.jobs[at].status));
@@ -441,7 +237,7 @@ pub(crate) async fn run_advance(
     id: &RunId,
     activate: &Arc<dyn Activate>,
 ) -> Result<Option<Effects>, StoreError> {
-    let Some(state) = settle::load(conn, *id).await? else { return Ok(None) };
+    let Some(state) = settle::load(conn, ctx, *id).await? else { return Ok(None) };
     if state.run.status.is_terminal() {
         return Ok(None);
     }
@@ -455,7 +251,7 @@ pub(crate) async fn run_unstick(
     id: &RunId,
     activate: &Arc<dyn Activate>,
 ) -> Result<Option<Effects>, StoreError> {
-    let Some(mut state) = settle::load(conn, *id).await? else { return Ok(None) };
+    let Some(mut state) = settle::load(conn, ctx, *id).await? else { return Ok(None) };
     if state.run.status.is_terminal() || !state.open.is_empty() {
         return Ok(None);
     }
@@ -472,7 +268,7 @@ pub(crate) async fn run_cancel(
     request: &CancelRequest,
     activate: &Arc<dyn Activate>,
 ) -> Result<CancelOutcome, StoreError> {
-    let Some(mut state) = settle::load(conn, request.run_id).await? else { return Ok(CancelOutcome::NotFound) };
+    let Some(mut state) = settle::load(conn, ctx, request.run_id).await? else { return Ok(CancelOutcome::NotFound) };
     if state.run.status.is_terminal() {
         return Ok(CancelOutcome::AlreadyTerminal(state.run.status));
     }
@@ -498,8 +294,8 @@ pub(crate) async fn run_cancel(
         }
         state.stop(at, request.reason, request.force, ctx.now)?;
     }
-    let mut effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
-    effects.to_stop.extend(again);
+    state.stop_again(again);
+    let effects = settle::settle(conn, ctx, state, Some(&**activate)).await?;
     Ok(CancelOutcome::Cancelling { effects: Box::new(effects) })
 }
 

@@ -1,8 +1,12 @@
 //! The tables, once for both databases; a test compares them with what the migrations make.
 
 mod bus;
+mod claims;
+mod kept;
 
-pub(crate) use bus::{event_trust, events, schedule_state};
+pub(crate) use bus::{batch_windows, event_trust, events, generated_jobs, job_gates, schedule_state};
+pub(crate) use claims::scaler_claims;
+pub(crate) use kept::{artifacts, cache_entries, stored_objects, uploads};
 
 use super::backend;
 
@@ -52,6 +56,7 @@ diesel::table! {
         term -> BigInt,
         expires_at -> Ts,
         renewed_at -> Ts,
+        incarnation -> Nullable<Id>,
     }
 }
 
@@ -260,6 +265,9 @@ diesel::table! {
         job_name -> Text,
         upstream_name -> Text,
         run_on -> Json,
+        group_name -> Nullable<Text>,
+        generator -> Nullable<Text>,
+        resolved -> Bool,
     }
 }
 
@@ -334,6 +342,7 @@ diesel::table! {
         unroutable_since -> Nullable<Ts>,
         pinned_agent_id -> Nullable<Text>,
         finished_at -> Nullable<Ts>,
+        last_provisioning_error -> Nullable<Text>,
     }
 }
 
@@ -556,14 +565,23 @@ diesel::allow_tables_to_appear_in_same_query!(
     job_git_credentials,
     secret_audit_log,
     request_keys,
+    scaler_claims,
     outbox,
     concurrency_slots,
+    generated_jobs,
+    job_gates,
     events,
     schedule_state,
-    event_trust
+    batch_windows,
+    event_trust,
+    stored_objects,
+    cache_entries,
+    artifacts,
+    uploads
 );
 
 diesel::joinable!(concurrency_slots -> runs (run_id));
 diesel::joinable!(steps -> jobs (job_id));
+diesel::joinable!(job_gates -> jobs (job_id));
 diesel::joinable!(dispatch_queue -> jobs (id));
 diesel::joinable!(dispatch_queue -> queue_selectors (selector_digest));

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use super::backend::Conn;
 use super::credentials;
 use super::ends;
+use super::gates;
 use super::kept::kept;
 use super::queue::is_open;
 use super::roster;
@@ -32,7 +33,7 @@ use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
 
 /// Reads a run with its jobs and locks it: whoever else changes one of its jobs waits.
-pub(crate) async fn load(conn: &mut Conn, id: RunId) -> Result<Option<RunState>, StoreError> {
+pub(crate) async fn load(conn: &mut Conn, ctx: &Ctx, id: RunId) -> Result<Option<RunState>, StoreError> {
     let key = DbId::from(id);
     let run: Option<RunRow> =
         lock_row!(runs::table.find(key).select(RunRow::as_select())).first(conn).await.optional()?;
@@ -48,6 +49,7 @@ pub(crate) async fn load(conn: &mut Conn, id: RunId) -> Result<Option<RunState>,
     let jobs = jobs.into_iter().map(JobRow::read).collect::<Result<_, _>>()?;
     let needs = needs.into_iter().map(NeedRow::read).collect();
     let mut state = RunState::new(run.read()?, jobs, needs, open);
+    state.max_chain_depth = ctx.max_chain_depth();
     slots::load(conn, &mut state).await?;
     Ok(Some(state))
 }
@@ -107,12 +109,16 @@ pub(crate) async fn settle(
         put_back(conn, ctx, &state, retried).await?;
     }
     enqueue(conn, ctx, &state).await?;
+    gates::open(conn, ctx, &state).await?;
     if state.run != was {
         write_run(conn, &state.run).await?;
     }
     slots::leave(conn, ctx, &state).await?;
     ends::announce(conn, ctx, &state, was.status).await?;
     ctx.wake(Topic::Run(state.run.id));
+    if state.stops_elsewhere(ctx.node()) {
+        ctx.wake(Topic::Cancels);
+    }
     Ok(state.into_effects(was.status))
 }
 
@@ -215,6 +221,7 @@ pub(crate) async fn advance_fully(
 async fn write_run(conn: &mut Conn, run: &Run) -> Result<(), StoreError> {
     kept(diesel::update(runs::table.find(DbId::from(run.id))).set((
         runs::status.eq(run.status.as_str()),
+        runs::lock_digest.eq(&run.lock_digest),
         runs::failure_reason.eq(run.failure_reason.map(|reason| reason.as_str())),
         runs::failure_message.eq(clean_opt(run.failure_message.as_deref())),
         runs::cancel_requested_at.eq(db_ts(run.cancel_requested_at)),
@@ -368,5 +375,6 @@ fn queue_row(run: &Run, job: &Job, entry: &QueueEntry, selector_digest: String, 
         unroutable_since: None,
         pinned_agent_id: entry.pinned_agent_id.as_ref().map(|agent| agent.as_str().to_owned()),
         finished_at: None,
+        last_provisioning_error: None,
     }
 }

@@ -373,7 +373,7 @@ pub(crate) async fn slot_expire(
     message: &str,
     activate: &Arc<dyn Activate>,
 ) -> Result<Option<Effects>, StoreError> {
-    let Some(mut state) = settle::load(conn, wait.run_id).await? else { return Ok(None) };
+    let Some(mut state) = settle::load(conn, ctx, wait.run_id).await? else { return Ok(None) };
     Group::of(&state.run, &wait.group).lock(conn).await?;
     let holder = wait.job_id.map_or(DbId::from(wait.run_id), DbId::from);
     let waits = slots::table.filter(slots::holder_id.eq(holder)).filter(is_queued());

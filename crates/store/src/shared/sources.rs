@@ -138,6 +138,10 @@ pub(crate) async fn source_update(
     version: &i64,
     change: &SourceChange,
 ) -> Result<Source, StoreError> {
+    // Whether its workflows listen depends on it.
+    if change.enabled.is_some() {
+        raise_version(conn).await?;
+    }
     let update = SourceUpdate {
         config: change.config.clone().map(Doc),
         sealed_secrets: change.sealed_secrets.clone(),

@@ -16,7 +16,7 @@ pub struct Plan {
 }
 
 pub fn selector(label: &str) -> Selector {
-    Selector { labels: vec![Matcher::Exact { value: label.to_owned() }], exclude: Vec::new() }
+    Selector { labels: vec![Matcher::Exact { value: label.to_owned() }], ..Selector::default() }
 }
 
 pub fn entry(label: &str) -> QueueEntry {
@@ -110,6 +110,7 @@ impl Plan {
             max_parallel: None,
             fail_fast: false,
             timeout: None,
+            kind: None,
             start: JobStart::Pending,
         };
         change(&mut job);
@@ -119,7 +120,8 @@ impl Plan {
 
     pub fn needs(mut self, job: &str, upstream: &str, run_on: &[JobStatus]) -> Self {
         let (job_name, upstream) = (job.to_owned(), upstream.to_owned());
-        self.run.needs.push(NewNeed { job_name, upstream, run_on: run_on.to_vec() });
+        let (group, generator, resolved) = (None, None, false);
+        self.run.needs.push(NewNeed { job_name, upstream, run_on: run_on.to_vec(), group, generator, resolved });
         self
     }
 

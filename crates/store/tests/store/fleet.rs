@@ -6,7 +6,7 @@ use std::time::Duration;
 use kici_engine::time::Clock;
 use kici_store::model::*;
 use kici_store::testing::{TestStore, agent, config, instance};
-use kici_store::{Store, StoreError, Topic, Wakeup};
+use kici_store::{Fence, Store, StoreError, Topic, Wakeup, fenced};
 
 fn token(hash: &str) -> NewAgentToken {
     NewAgentToken {
@@ -265,13 +265,15 @@ async fn settings_instances_and_the_outbox_round_trip() {
     .await;
 }
 
+const LEASE: &str = "leader";
+
+async fn ask(store: &Store) -> LeaseAnswer {
+    store.lease_acquire(LEASE.to_owned(), Duration::from_secs(10)).await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_has_one_holder_and_a_higher_term_after_each_change() {
     TestStore::each(|t| async move {
-        let ask = |store: &Store| {
-            let store = store.clone();
-            async move { store.lease_acquire("leader".to_owned(), Duration::from_secs(10)).await.unwrap() }
-        };
         assert_eq!(ask(&t.store).await, LeaseAnswer::Held { term: 1 });
         assert_eq!(ask(&t.store).await, LeaseAnswer::Held { term: 1 });
         if t.store.backend() == "sqlite" {
@@ -279,13 +281,43 @@ async fn a_lease_has_one_holder_and_a_higher_term_after_each_change() {
         }
         let other = t.sibling("node-2").await;
         assert!(matches!(ask(&other).await, LeaseAnswer::Other { .. }));
-        t.clock.advance(Duration::from_secs(10));
+        // Nodes whose clocks differ agree: only that of the database counts.
+        t.clock.advance(Duration::from_secs(3600));
+        assert!(matches!(ask(&other).await, LeaseAnswer::Other { .. }));
+        t.sql("UPDATE leases SET expires_at = now()").await;
         assert_eq!(ask(&other).await, LeaseAnswer::Held { term: 2 });
-        other.lease_release("leader".to_owned()).await.unwrap();
+        other.lease_release(LEASE.to_owned()).await.unwrap();
         assert_eq!(ask(&t.store).await, LeaseAnswer::Held { term: 3 });
+        // Another start of the same instance is another holder, and so is one that let the lease run out.
+        let restarted = t.sibling("node-1").await;
+        assert!(matches!(ask(&restarted).await, LeaseAnswer::Other { .. }));
+        restarted.lease_release(LEASE.to_owned()).await.unwrap();
+        assert!(matches!(ask(&restarted).await, LeaseAnswer::Other { .. }));
+        t.sql("UPDATE leases SET expires_at = now()").await;
+        assert_eq!(ask(&t.store).await, LeaseAnswer::Held { term: 4 });
         other.close().await;
+        restarted.close().await;
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_lost_its_lease_changes_nothing() {
+    let Some(t) = TestStore::postgres().await else { return };
+    let LeaseAnswer::Held { term } = ask(&t.store).await else { panic!("nobody else wants it") };
+    let fence = Fence { lease: LEASE.to_owned(), term };
+    let write = async || t.store.meta_set("swept".to_owned(), "by the first".to_owned()).await;
+    fenced(fence.clone(), write()).await.unwrap();
+    let other = t.sibling("node-2").await;
+    t.sql("UPDATE leases SET expires_at = now()").await;
+    assert!(matches!(fenced(fence.clone(), write()).await, Err(StoreError::Fenced)), "nobody has it");
+    assert_eq!(ask(&other).await, LeaseAnswer::Held { term: term + 1 });
+    other.meta_set("swept".to_owned(), "by the second".to_owned()).await.unwrap();
+    assert!(matches!(fenced(fence, write()).await, Err(StoreError::Fenced)), "another one has it");
+    assert_eq!(t.store.meta_get("swept".to_owned()).await.unwrap().as_deref(), Some("by the second"));
+    // What needs no lease goes on.
+    write().await.unwrap();
+    other.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use kici_store::testing::{TestIds, TestStore, instance};
 
 use crate::fixtures::{Plan, enqueue};
 
-fn source(name: &str, key: &str) -> NewSource {
+pub fn source(name: &str, key: &str) -> NewSource {
     NewSource {
         id: SourceId::mint(&TestIds),
         org: "default".to_owned(),

@@ -7,6 +7,7 @@ pub(super) mod hosts;
 pub(super) mod queue;
 pub(super) mod runs;
 pub(super) mod sources;
+pub(super) mod stored;
 pub(super) mod system;
 pub(super) mod tokens;
 pub(super) mod workflows;
@@ -20,6 +21,7 @@ use super::{Route, sse};
 pub fn table() -> Vec<Route> {
     let (get, post, put, delete) = (|| Method::GET, || Method::POST, || Method::PUT, || Method::DELETE);
     let mut routes = bus_table();
+    routes.extend(stored_table());
     routes.extend([
         Route::new(get(), "/api/v1/runs", P::RunRead, A::RunsList, runs::list).scoped(),
         Route::new(post(), "/api/v1/runs", P::RunTrigger, A::RunTrigger, runs::trigger).scoped(),
@@ -152,6 +154,22 @@ pub fn table() -> Vec<Route> {
         Route::new(get(), "/api/v1/admin/audit", P::AuditRead, A::AuditList, system::audit),
     ]);
     routes
+}
+
+/// The routes of artifacts and caches.
+fn stored_table() -> Vec<Route> {
+    let get = || Method::GET;
+    vec![
+        Route::new(get(), "/api/v1/runs/{id}/artifacts", P::RunRead, A::RunDetail, stored::artifacts)
+            .on(T::Run)
+            .scoped(),
+        Route::new(get(), "/api/v1/runs/{id}/artifacts/{name}", P::RunRead, A::ArtifactDownload, stored::artifact)
+            .on(T::Run)
+            .scoped(),
+        Route::new(get(), "/api/v1/admin/caches", P::OrgSettingsRead, A::CacheList, stored::totals),
+        Route::new(get(), "/api/v1/admin/caches/entries", P::OrgSettingsRead, A::CacheList, stored::entries),
+        Route::new(Method::DELETE, "/api/v1/admin/caches", P::MaintenancePurge, A::CacheDelete, stored::delete),
+    ]
 }
 
 /// The routes of the internal bus.

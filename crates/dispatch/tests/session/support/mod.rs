@@ -4,13 +4,14 @@
 
 mod plan;
 pub mod robot;
+pub mod scaler;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
-use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones, GitHost};
+use kici_dispatch::ports::{Change, Changes, CloneError, CloneRequest, CloneSource, Clones, GitHost, Scaler};
 use kici_dispatch::{AgentAuth, DispatchConfig, Dispatcher, Ports, SessionStream};
 use kici_engine::hosts::{Fanout, HostSelector};
 use kici_engine::ids::{AgentId, IdSource, JobId, RunId, SessionId, SourceId};
@@ -32,6 +33,7 @@ use tonic::metadata::MetadataMap;
 
 use plan::event;
 pub use plan::{JobDef, job, selector, workflow};
+pub use scaler::FakeScaler;
 
 /// Nothing in these tests takes longer; a test that waits for this hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -90,11 +92,31 @@ pub async fn each(test: impl AsyncFn(World)) {
 }
 
 pub async fn each_with(change: impl Fn(&mut DispatchConfig), test: impl AsyncFn(World)) {
+    each_on(change, || None, async |world| test(world).await).await;
+}
+
+/// The same, with a scaler that does what the test tells it.
+pub async fn each_scaled(change: impl Fn(&mut DispatchConfig), test: impl AsyncFn(World, Arc<FakeScaler>)) {
+    let last = Mutex::new(None);
+    let fresh = || last.lock().unwrap().insert(Arc::new(FakeScaler::default())).clone();
+    let test = async |world| {
+        let scaler = last.lock().unwrap().clone();
+        test(world, scaler.unwrap()).await;
+    };
+    each_on(change, || Some(fresh() as Arc<dyn Scaler>), test).await;
+}
+
+async fn each_on(
+    change: impl Fn(&mut DispatchConfig),
+    scaler: impl Fn() -> Option<Arc<dyn Scaler>>,
+    test: impl AsyncFn(World),
+) {
     TestStore::each(async |stored: TestStore| {
         let mut settings = config("node-1");
         change(&mut settings);
         let _clock = keep_time(stored.clock.clone());
-        let world = World::on(stored.store.clone(), settings, stored.clock.clone(), Arc::new(TestIds)).await;
+        let world = World::new(stored.store.clone(), settings, stored.clock.clone(), scaler());
+        world.dispatcher.start().await.unwrap();
         let dispatcher = world.dispatcher.clone();
         test(world).await;
         dispatcher.stop().await;
@@ -132,17 +154,19 @@ pub fn config(name: &str) -> DispatchConfig {
 impl World {
     /// A dispatcher on `store` that has been started.
     pub async fn on(store: Store, config: DispatchConfig, clock: Arc<dyn Clock>, ids: Arc<dyn IdSource>) -> Self {
-        let world = Self { ids, ..Self::new(store, config, clock) };
+        let world = Self { ids, ..Self::new(store, config, clock, None) };
         world.dispatcher.start().await.unwrap();
         world
     }
 
     /// A dispatcher on `store` that does nothing yet.
-    pub fn new(store: Store, config: DispatchConfig, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(store: Store, config: DispatchConfig, clock: Arc<dyn Clock>, scaler: Option<Arc<dyn Scaler>>) -> Self {
         let ids: Arc<dyn IdSource> = Arc::new(TestIds);
         let changes = Arc::new(Recorder::default());
         let clones = Arc::new(TestClones::default());
-        let ports = Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
+        let (clones_port, changes_port) = (clones.clone(), changes.clone());
+        let ports =
+            Ports { clones: clones_port, changes: changes_port, scaler, clock: clock.clone(), ids: ids.clone() };
         let dispatcher = Dispatcher::new(config.clone(), store.clone(), ports);
         Self { dispatcher, store, clock, ids, changes, clones, config }
     }
@@ -151,7 +175,9 @@ impl World {
     pub async fn unstarted(&self) -> Self {
         let (changes, clones) = (self.changes.clone(), self.clones.clone());
         let (clock, ids) = (self.clock.clone(), self.ids.clone());
-        let ports = Ports { clones: clones.clone(), changes: changes.clone(), clock: clock.clone(), ids: ids.clone() };
+        let (clones_port, changes_port) = (clones.clone(), changes.clone());
+        let ports =
+            Ports { clones: clones_port, changes: changes_port, scaler: None, clock: clock.clone(), ids: ids.clone() };
         let dispatcher = Dispatcher::new(self.config.clone(), self.store.clone(), ports);
         Self { dispatcher, store: self.store.clone(), clock, ids, changes, clones, config: self.config.clone() }
     }
@@ -184,7 +210,7 @@ impl World {
         let placed = created.placed.len();
         activate.placed(created.placed);
         if !created.ready.is_empty() {
-            self.dispatcher.wake();
+            self.dispatcher.jobs_queued(&created.ready);
         }
         (created.run_id, placed)
     }
@@ -211,6 +237,7 @@ impl World {
                 max_parallel: None,
                 fail_fast: false,
                 timeout: None,
+                kind: None,
                 start: match def.needs {
                     [] => JobStart::Queued(QueueEntry {
                         selector: selector(def.label),
@@ -230,6 +257,9 @@ impl World {
                 job_name: def.name.into(),
                 upstream: (*up).into(),
                 run_on: vec![JobStatus::Success],
+                group: None,
+                generator: None,
+                resolved: false,
             })
         });
         self.run_of(id, workflow, jobs, needs.collect(), timeout)
@@ -256,6 +286,7 @@ impl World {
             max_parallel: job.max_parallel,
             fail_fast: job.fail_fast,
             timeout: None,
+            kind: None,
             start: JobStart::Pending,
         });
         let jobs = jobs.collect();
@@ -543,6 +574,12 @@ impl Agent {
             Down::StartDenied(_) => false,
             other => panic!("an answer to the start was due, not {other:?}"),
         }
+    }
+
+    /// As [`work`](Self::work), past answers to further registrations.
+    pub async fn work_after_register(&mut self) -> common::JobRef {
+        self.early.retain(|frame| !matches!(frame, Down::RegisterAck(_)));
+        self.work().await
     }
 
     /// Takes one job from offer to success.

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use kici_engine::event::Event;
-use kici_engine::hosts::OnUnreachable;
-use kici_engine::lock::{Checkout, Hooks, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
+use kici_engine::lock::{Checkout, Job, Matcher, Need, Selector, SourceRef, Step, Workflow};
 use kici_engine::state::JobStatus;
 
 /// A job of a test workflow.
@@ -23,33 +22,11 @@ pub const fn job(name: &'static str) -> JobDef {
 pub fn workflow(jobs: &[JobDef]) -> Workflow {
     let source = || SourceRef { file: ".kici/workflows/t.yaml".into(), line: 1 };
     let jobs = jobs.iter().map(|def| Job {
-        name: def.name.into(),
-        display_name: None,
-        description: None,
-        source: source(),
-        needs: def.needs.iter().map(|up| Need { job: (*up).into(), run_on: vec![JobStatus::Success] }).collect(),
-        runs_on: selector(def.label),
-        runs_on_all: None,
-        on_unreachable: OnUnreachable::Hold,
-        include_uninitialized: false,
-        matrix: None,
-        max_parallel: None,
-        fail_fast: false,
-        condition: None,
-        env: BTreeMap::new(),
-        checkout: Checkout { enabled: def.checkout, depth: 1 },
-        git_credentials: None,
-        outputs: BTreeMap::new(),
-        timeout_ms: None,
+        needs: def.needs.iter().map(|up| Need::on(*up, [JobStatus::Success])).collect(),
+        checkout: Checkout { enabled: def.checkout, ..Checkout::default() },
         grace_period_ms: Some(100),
-        concurrency: None,
-        retry: None,
-        rules: Vec::new(),
-        init: Vec::new(),
         steps: vec![Step::script(source(), "true")],
-        groups: Vec::new(),
-        composites: Vec::new(),
-        hooks: Hooks::default(),
+        ..Job::bare(def.name, source(), selector(def.label))
     });
     Workflow {
         name: "t".into(),
@@ -62,6 +39,8 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         requires: Vec::new(),
         rules: Vec::new(),
         env: BTreeMap::new(),
+        secrets: BTreeMap::new(),
+        approval: None,
         timeout_ms: None,
         concurrency: None,
         jobs: jobs.collect(),
@@ -69,7 +48,7 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
 }
 
 pub fn selector(label: &str) -> Selector {
-    Selector { labels: vec![Matcher::Exact { value: label.into() }], exclude: vec![] }
+    Selector { labels: vec![Matcher::Exact { value: label.into() }], ..Selector::default() }
 }
 
 pub(super) fn event() -> Event {

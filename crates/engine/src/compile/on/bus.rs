@@ -14,6 +14,10 @@ use crate::yaml::{Entry, Node};
 
 use super::inputs::MAX_INPUTS;
 
+/// How long failures are collected where nothing is said.
+const DEFAULT_ACCUMULATE_MS: u64 = 5 * 60 * 1000;
+/// Shortest and longest window.
+const ACCUMULATE: std::ops::RangeInclusive<u64> = 10_000..=24 * 3600 * 1000;
 const DEFAULT_CATCHUP_MS: u64 = 24 * 3600 * 1000;
 
 impl Walk<'_> {
@@ -56,6 +60,23 @@ impl Walk<'_> {
             status: self.words(node, "status", &ends, &[]),
             source: self.again(node, "source"),
         })
+    }
+
+    pub(super) fn failed_batch(&mut self, node: &Node) -> Option<Trigger> {
+        let fields = self.fields(node, &keys::FAILED_BATCH, "`on.workflows_failed_batch`")?;
+        let workflows = self.again(node, "workflows");
+        let accumulate_ms = match fields.get("accumulate") {
+            Some(entry) => self.within("accumulate", |walk| {
+                let value = walk.duration(&entry.value)?;
+                if !ACCUMULATE.contains(&value) {
+                    walk.fault("K0205", entry.value.span, "a window lasts from 10 s to 24 h");
+                    return None;
+                }
+                Some(value)
+            }),
+            None => Some(DEFAULT_ACCUMULATE_MS),
+        };
+        Some(Trigger::WorkflowsFailedBatch { accumulate_ms: accumulate_ms?, workflows })
     }
 
     pub(super) fn lifecycle(&mut self, node: &Node) -> Option<Trigger> {

@@ -18,10 +18,11 @@ fn check(source: &str) {
     }
     for workflow in &compiled.workflows {
         assert!(!workflow.jobs.is_empty());
-        assert!(workflow.jobs.iter().all(|job| job.is_run_hooks() == job.steps.is_empty()));
+        let without_steps = |job: &crate::lock::Job| job.is_run_hooks() || job.invoke.is_some();
+        assert!(workflow.jobs.iter().all(|job| without_steps(job) == job.steps.is_empty()));
         let asks = |job: &crate::lock::Job| match &job.runs_on_all {
             Some(hosts) => job.runs_on.is_empty() && job.matrix.is_none() && !hosts.include.is_empty(),
-            None => !job.runs_on.labels.is_empty(),
+            None => job.invoke.is_some() || !job.runs_on.labels.is_empty(),
         };
         assert!(workflow.jobs.iter().all(asks));
         let json = serde_json::to_string(workflow).unwrap();

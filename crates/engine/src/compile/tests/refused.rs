@@ -43,8 +43,28 @@ fn git_credentials() {
 }
 
 #[test]
+fn containers() {
+    insta::assert_snapshot!(table(include_str!("refused/containers.txt")));
+}
+
+#[test]
 fn steps() {
     insta::assert_snapshot!(table(include_str!("refused/steps.txt")));
+}
+
+#[test]
+fn caches_and_artifacts() {
+    insta::assert_snapshot!(table(include_str!("refused/kept.txt")));
+}
+
+#[test]
+fn dynamic() {
+    insta::assert_snapshot!(table(include_str!("refused/dynamic.txt")));
+}
+
+#[test]
+fn protection() {
+    insta::assert_snapshot!(table(include_str!("refused/protection.txt")));
 }
 
 #[test]
@@ -76,6 +96,9 @@ fn every_planned_key_is_refused_as_such() {
     }
     for key in keys::STEP.planned {
         refused(&format!("on: push\njobs: {{a: {{runs_on: l, steps: [{{{key}: x}}]}}}}\n"), key);
+    }
+    for key in keys::RESOURCES.planned {
+        refused(&format!("on: push\njobs: {{a: {{runs_on: l, run: x, resources: {{{key}: 1}}}}}}\n"), key);
     }
     for key in keys::CHECKOUT.planned {
         refused(&format!("on: push\njobs: {{a: {{runs_on: l, run: x, checkout: {{{key}: x}}}}}}\n"), key);

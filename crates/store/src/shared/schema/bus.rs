@@ -1,4 +1,4 @@
-//! The tables of the internal bus.
+//! The tables of the internal bus, and those of jobs that make jobs or wait for runs.
 
 use super::backend;
 
@@ -56,6 +56,19 @@ diesel::table! {
     use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
     use super::backend::sql::{Id, Ts};
 
+    batch_windows (registration_id) {
+        registration_id -> Id,
+        opened_at -> Ts,
+        closes_at -> Ts,
+        total -> BigInt,
+        runs -> Json,
+    }
+}
+
+diesel::table! {
+    use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
+    use super::backend::sql::{Id, Ts};
+
     event_trust (id) {
         id -> Id,
         org -> Text,
@@ -67,5 +80,36 @@ diesel::table! {
         enabled -> Bool,
         created_by -> Text,
         created_at -> Ts,
+    }
+}
+
+diesel::table! {
+    use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
+    use super::backend::sql::{Id, Ts};
+
+    generated_jobs (job_id) {
+        job_id -> Id,
+        run_id -> Id,
+        epoch -> BigInt,
+        digest -> Text,
+        job_count -> BigInt,
+        wants_hosts -> Bool,
+        reported_at -> Ts,
+    }
+}
+
+diesel::table! {
+    use diesel::sql_types::{BigInt, Binary, Bool, Json, Nullable, Text};
+    use super::backend::sql::{Id, Ts};
+
+    job_gates (job_id) {
+        job_id -> Id,
+        run_id -> Id,
+        event_id -> Nullable<Id>,
+        event_name -> Text,
+        optional -> Bool,
+        refused -> Nullable<Text>,
+        created_at -> Ts,
+        settled_at -> Nullable<Ts>,
     }
 }

@@ -1,0 +1,8 @@
+//! The first process of a job's container: the program, and the frames that it speaks. It is a program of its own, built
+//! statically by this crate's build script from `crates/sys/init`.
+
+#[path = "../init/wire.rs"]
+pub mod wire;
+
+/// The program; empty where the target is not Linux.
+pub static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kici-init"));

@@ -1,0 +1,4 @@
+-- Why an agent could not be started for a waiting job, the last time it was tried.
+ALTER TABLE dispatch_queue ADD COLUMN last_provisioning_error TEXT;
+
+INSERT INTO schema_compat (migration, min_version) VALUES ('20261201000120', '0.1.0');
