@@ -39,7 +39,7 @@ async fn a_job_goes_from_the_queue_to_success() {
         // The acknowledgement comes after the commit.
         assert_eq!(world.job(jobs[0]).await.status, JobStatus::Success);
         world.until_run(run, RunStatus::Success).await;
-        assert_eq!(world.dispatcher.agents()[0].jobs.len(), 0);
+        world.wait(async || world.dispatcher.agents()[0].jobs.is_empty().then_some(())).await;
     })
     .await;
 }

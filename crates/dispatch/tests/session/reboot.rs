@@ -139,6 +139,8 @@ async fn an_agent_stopped_by_the_restart_reports_the_end_of_the_job_that_asked_a
         let seq = agent.update(&patch, "cancelled", "agent_shutdown").await;
         agent.settled(seq).await;
         assert_eq!(world.job(id).await.status, JobStatus::Success);
+        // The slot is free a moment after the result was acknowledged.
+        world.wait(async || world.dispatcher.agents()[0].jobs.is_empty().then_some(())).await;
         let gone = CancelRebootRequest { job: Some(patch) };
         let late = world.dispatcher.job_cancels_reboot(agent.session_id(), &gone).await.unwrap_err();
         assert_eq!(late.code(), tonic::Code::PermissionDenied);
