@@ -55,15 +55,6 @@ impl JobServices for Sockets {
             ("git", Arc::new(GitService(Arc::clone(&git)))),
         ]
         .into();
-        let dir = job.dir.clone();
-        let cleared = tokio::task::spawn_blocking(move || {
-            // Ours, by its name: what an earlier process left of the same job.
-            if dir.exists() {
-                std::fs::remove_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-            }
-            Ok::<_, String>(())
-        });
-        cleared.await.map_err(|error| error.to_string())??;
         let door = Door::open(&job.dir, job.uid, services).map_err(|error| error.to_string())?;
         Ok(Box::new(Open { door, git }))
     }

@@ -1,13 +1,13 @@
 //! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
 //! reported.
 
+mod accept;
 mod contained;
 mod dir;
 mod prepare;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,7 @@ use crate::stash::{Home, Stash};
 use crate::steps::tree::{Pipes, Tree};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
+use accept::{Accepted, accept};
 pub use dir::{LOCK, lock, remove, remove_now};
 
 /// The orchestrator's word on the start.
@@ -131,7 +132,7 @@ pub struct Ctx {
 /// Runs one job from its offer to its end.
 pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     let dir = ctx.config.work_dir.join(ctx.key.file_name());
-    let (_lock, confine) = match accept(&ctx, &offer, &spec, &dir).await {
+    let Accepted { lock: _lock, confine, stash, access } = match accept(&ctx, &offer, &spec, &dir).await {
         Ok(accepted) => accepted,
         Err(message) => {
             remove(&dir).await;
@@ -140,15 +141,10 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         }
     };
     ctx.tell(JobEvent::Accepted).await;
-    let mut access = None;
-    let stash = ctx.stash(&dir, &confine);
     let whole = async {
-        match ctx.access(&dir, &offer, &stash).await {
-            Ok(open) => {
-                access = open;
-                ctx.work(&dir, offer, spec, access.as_ref(), &confine, stash).await
-            }
-            Err(message) => Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message),
+        match &access {
+            Ok(access) => ctx.work(&dir, offer, spec, access.as_ref(), &confine, stash).await,
+            Err(message) => Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message.clone()),
         }
     };
     // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
@@ -173,37 +169,13 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     if let Err(error) = ctx.journal.done(ctx.key) {
         tracing::warn!(job = %ctx.key, %error, "cannot write down that a job is done");
     }
-    if let Some(access) = access {
+    if let Ok(Some(access)) = access {
         // After the result, which nothing may hold up: tokens of a job that is over are ended in its name too.
         access.close().await;
     }
     ctx.clean(failed).await;
     remove(&dir).await;
     ctx.tell(JobEvent::Cleaned).await;
-}
-
-/// Writes the job down, synced, and makes its directories and its confinement meanwhile. The inner error fails the job.
-async fn accept(
-    ctx: &Ctx,
-    offer: &JobOffer,
-    spec: &JobSpec,
-    dir: &Path,
-) -> Result<(File, Result<Arc<JobConfinement>, String>), String> {
-    let (journal, key, at) = (Arc::clone(&ctx.journal), ctx.key, ctx.clock.now());
-    let (workflow, name) = (offer.workflow.clone(), offer.job_name.clone());
-    let written = tokio::task::spawn_blocking(move || journal.accepted(key, &workflow, &name, at));
-    let (host, dirs) = (Arc::clone(&ctx.host), dir.to_owned());
-    let limits = container::limits(&ctx.config.isolation.limits, spec.resources.as_ref());
-    let made = tokio::task::spawn_blocking(move || {
-        std::fs::create_dir_all(dirs.join("workspace"))?;
-        std::fs::create_dir_all(dirs.join("scratch"))?;
-        let lock = lock(&dirs)?;
-        Ok::<_, io::Error>((lock, host.job(&key.file_name(), &dirs, &limits).map(Arc::new)))
-    });
-    let (written, made) = tokio::join!(written, made);
-    let said = |error: &dyn std::fmt::Display| format!("the job cannot be written down: {error}");
-    written.map_err(|error| said(&error))?.map_err(|error| said(&error))?;
-    made.map_err(|error| said(&error))?.map_err(|error| format!("the directory of the job cannot be made: {error}"))
 }
 
 impl Ctx {

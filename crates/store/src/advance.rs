@@ -72,6 +72,8 @@ pub(crate) struct RunState {
     groups: BTreeMap<String, String>,
     /// Longest chain of events that a job may make longer.
     pub(crate) max_chain_depth: u32,
+    /// The version of the registry, if it was read with the run.
+    pub(crate) registry_version: Option<i64>,
     /// Events that jobs with `invoke` emit.
     pub(crate) invoked: Vec<Invoked>,
     before: Vec<Job>,
@@ -108,6 +110,7 @@ impl RunState {
             edges,
             groups,
             max_chain_depth: u32::MAX,
+            registry_version: None,
             invoked: Vec::new(),
             before,
             to_stop: Vec::new(),

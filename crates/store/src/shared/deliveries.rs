@@ -460,7 +460,7 @@ pub(crate) async fn delivery_body_moved(
 
 pub(crate) async fn trace_put(conn: &mut Conn, ctx: &Ctx, id: &DeliveryRowId, trace: &Json) -> Result<(), StoreError> {
     let (body, created_at) = (Doc(trace.clone()), DbTs::from(ctx.now));
-    diesel::insert_into(decision_traces::table)
+    let insert = diesel::insert_into(decision_traces::table)
         .values((
             decision_traces::delivery_id.eq(DbId::from(*id)),
             decision_traces::body.eq(&body),
@@ -468,9 +468,8 @@ pub(crate) async fn trace_put(conn: &mut Conn, ctx: &Ctx, id: &DeliveryRowId, tr
         ))
         .on_conflict(decision_traces::delivery_id)
         .do_update()
-        .set((decision_traces::body.eq(&body), decision_traces::created_at.eq(created_at)))
-        .execute(conn)
-        .await?;
+        .set((decision_traces::body.eq(&body), decision_traces::created_at.eq(created_at)));
+    kept(insert).execute(conn).await?;
     Ok(())
 }
 
