@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use crate::checkout::{self, Checkout, CheckoutError, Source};
 use crate::config::Config;
 use crate::confine::{Host, JobConfinement};
-use crate::container::{self, Inside, Wanted};
+use crate::container::{Inside, Wanted};
 use crate::credentials::{Access, JobServices, Opening, Remote};
 use crate::emit::EventDesk;
 use crate::journal::Journal;
