@@ -22,6 +22,7 @@ use crate::model::{
 };
 
 pub(crate) mod again;
+pub(crate) mod quiet;
 pub(crate) mod slots;
 
 /// The open row of the queue that a job has.
@@ -58,6 +59,8 @@ pub(crate) enum Advanced {
 pub(crate) struct RunState {
     pub(crate) run: Run,
     pub(crate) jobs: Vec<Job>,
+    /// How the jobs stand that are not in `jobs` because nothing follows for them, see [`quiet`]; each way once.
+    pub(crate) others: Vec<JobView>,
     pub(crate) open: BTreeMap<JobId, OpenRow>,
     /// Rows to add to the queue.
     pub(crate) enqueued: BTreeMap<JobId, QueueEntry>,
@@ -100,6 +103,7 @@ impl RunState {
         Self {
             run,
             jobs,
+            others: Vec::new(),
             open,
             enqueued: BTreeMap::new(),
             row_ends: BTreeMap::new(),
@@ -495,6 +499,7 @@ impl RunState {
                 reason: job.failure_reason,
                 started: job.started_at.is_some() || job.attempt > 1,
             })
+            .chain(self.others.iter().copied())
             .collect();
         run.status = run_status(&views, run.cancel_requested_at.is_some());
         if run.status == RunStatus::Failed

@@ -8,7 +8,7 @@ use diesel::prelude::*;
 use diesel::sql_types::Text;
 use diesel_async::RunQueryDsl;
 use kici_engine::ids::{JobId, RunId};
-use kici_engine::state::{FailureReason, JobStatus, QueueStatus, StepStatus};
+use kici_engine::state::{FailureReason, JobStatus, JobView, QueueStatus, StepStatus};
 use sha2::{Digest, Sha256};
 
 use super::backend::Conn;
@@ -26,20 +26,82 @@ use super::schema::{dispatch_history, dispatch_queue, job_needs, jobs, queue_sel
 use super::slots;
 use crate::StoreError;
 use crate::advance::again::Retried;
+use crate::advance::quiet::{Other, is_quiet};
 use crate::advance::{Advanced, OpenRow, RunState};
 use crate::ctx::Ctx;
-use crate::model::{Activate, Effects, Job, QueueEntry, Run};
+use crate::model::{Activate, Effects, Job, JobRef, QueueEntry, Run};
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
 
+/// Jobs of a run that are all read whenever something changes. Of more, the end of one nearly always concerns itself only.
+const FEW: usize = 64;
+
 /// Reads a run with its jobs and locks it: whoever else changes one of its jobs waits.
 pub(crate) async fn load(conn: &mut Conn, ctx: &Ctx, id: RunId) -> Result<Option<RunState>, StoreError> {
-    let key = DbId::from(id);
-    let run: Option<RunRow> =
-        lock_row!(runs::table.find(key).select(RunRow::as_select())).first(conn).await.optional()?;
-    let Some(run) = run else { return Ok(None) };
-    let jobs: Vec<JobRow> =
-        jobs::table.filter(jobs::run_id.eq(key)).order(jobs::position).select(JobRow::as_select()).load(conn).await?;
+    let Some(run) = lock_run(conn, id).await? else { return Ok(None) };
+    let jobs: Vec<JobRow> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(id)))
+        .order(jobs::position)
+        .select(JobRow::as_select())
+        .load(conn)
+        .await?;
+    whole(conn, ctx, run, jobs).await.map(Some)
+}
+
+/// As [`load`], for the end of a job with this status. Of a large run in which nothing else follows from that, only the job is
+/// read, and which ways the others stand: what the end of each of a thousand jobs costs does not grow with their number.
+pub(crate) async fn load_end(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    job: JobRef,
+    end: JobStatus,
+) -> Result<Option<RunState>, StoreError> {
+    let Some(run) = lock_run(conn, job.run_id).await? else { return Ok(None) };
+    let some: Vec<JobRow> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .order(jobs::position)
+        .limit(FEW as i64 + 1)
+        .select(JobRow::as_select())
+        .load(conn)
+        .await?;
+    if some.len() <= FEW {
+        return whole(conn, ctx, run, some).await.map(Some);
+    }
+    let own: Option<JobRow> = jobs::table
+        .find(DbId::from(job.job_id))
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .select(JobRow::as_select())
+        .first(conn)
+        .await
+        .optional()?;
+    if let Some(own) = own {
+        let own = own.read()?;
+        let others = others(conn, job).await?;
+        if is_quiet(&run, &own, &others, end) {
+            let open = open_row(conn, DbId::from(job.job_id)).await?;
+            let mut state = RunState::new(run, vec![own], Vec::new(), open);
+            state.others = others.into_iter().map(|other| other.view).collect();
+            state.max_chain_depth = ctx.max_chain_depth();
+            return Ok(Some(state));
+        }
+    }
+    let jobs: Vec<JobRow> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .order(jobs::position)
+        .select(JobRow::as_select())
+        .load(conn)
+        .await?;
+    whole(conn, ctx, run, jobs).await.map(Some)
+}
+
+async fn lock_run(conn: &mut Conn, id: RunId) -> Result<Option<Run>, StoreError> {
+    let query = lock_row!(runs::table.find(DbId::from(id)).select(RunRow::as_select()));
+    let row: Option<RunRow> = query.first(conn).await.optional()?;
+    row.map(RunRow::read).transpose()
+}
+
+async fn whole(conn: &mut Conn, ctx: &Ctx, run: Run, jobs: Vec<JobRow>) -> Result<RunState, StoreError> {
+    let key = DbId::from(run.id);
     let needs: Vec<NeedRow> = if jobs.len() > 1 {
         job_needs::table.filter(job_needs::run_id.eq(key)).select(NeedRow::as_select()).load(conn).await?
     } else {
@@ -48,43 +110,74 @@ pub(crate) async fn load(conn: &mut Conn, ctx: &Ctx, id: RunId) -> Result<Option
     let open = open_rows(conn, key).await?;
     let jobs = jobs.into_iter().map(JobRow::read).collect::<Result<_, _>>()?;
     let needs = needs.into_iter().map(NeedRow::read).collect();
-    let mut state = RunState::new(run.read()?, jobs, needs, open);
+    let mut state = RunState::new(run, jobs, needs, open);
     state.max_chain_depth = ctx.max_chain_depth();
     slots::load(conn, &mut state).await?;
-    Ok(Some(state))
+    Ok(state)
 }
 
-async fn open_rows(conn: &mut Conn, run: DbId) -> Result<BTreeMap<JobId, OpenRow>, StoreError> {
-    type Columns = (DbId, String, i64, Option<String>, Option<String>, Option<DbTs>);
-    // Locked, so that no claim takes a row that is about to end.
-    let rows: Vec<Columns> = lock_row!(
-        dispatch_queue::table
-            .filter(dispatch_queue::run_id.eq(run))
-            .filter(is_open())
-            .order(dispatch_queue::id)
-            .select((
+/// The ways in which the other jobs of a run stand, each once.
+async fn others(conn: &mut Conn, job: JobRef) -> Result<Vec<Other>, StoreError> {
+    type Columns = (String, String, Option<String>, bool, bool);
+    let rows: Vec<Columns> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .filter(jobs::id.ne(DbId::from(job.job_id)))
+        .select((
+            jobs::base_name,
+            jobs::status,
+            jobs::failure_reason,
+            jobs::started_at.is_not_null().or(jobs::attempt.gt(1_i64)),
+            jobs::group_name.is_not_null(),
+        ))
+        .distinct()
+        .load(conn)
+        .await?;
+    rows.into_iter()
+        .map(|(base_name, status, reason, started, takes_turns)| {
+            let status = word("job status", &status)?;
+            let reason = reason.map(|reason| word("failure reason", &reason)).transpose()?;
+            Ok(Other { base_name, view: JobView { status, reason, started }, takes_turns })
+        })
+        .collect()
+}
+
+type OpenColumns = (DbId, String, i64, Option<String>, Option<String>, Option<DbTs>);
+
+/// Open rows of the queue. Locked, so that no claim takes one that is about to end.
+macro_rules! open_rows {
+    ($conn:expr, $filter:expr) => {{
+        let rows: Vec<OpenColumns> =
+            lock_row!(dispatch_queue::table.filter($filter).filter(is_open()).order(dispatch_queue::id).select((
                 dispatch_queue::id,
                 dispatch_queue::status,
                 dispatch_queue::dispatch_epoch,
                 dispatch_queue::agent_id,
                 dispatch_queue::owner_instance_id,
                 dispatch_queue::started_at,
-            ))
-    )
-    .load(conn)
-    .await?;
-    rows.into_iter()
-        .map(|(id, status, epoch, agent_id, owner, started_at)| {
-            let row = OpenRow {
-                status: word("queue status", &status)?,
-                epoch: small(epoch),
-                agent_id: agent_opt(agent_id)?,
-                owner: agent_opt(owner)?,
-                started: started_at.is_some(),
-            };
-            Ok((id.into(), row))
-        })
-        .collect()
+            )))
+            .load($conn)
+            .await?;
+        rows.into_iter().map(read_open).collect()
+    }};
+}
+
+async fn open_rows(conn: &mut Conn, run: DbId) -> Result<BTreeMap<JobId, OpenRow>, StoreError> {
+    open_rows!(conn, dispatch_queue::run_id.eq(run))
+}
+
+async fn open_row(conn: &mut Conn, job: DbId) -> Result<BTreeMap<JobId, OpenRow>, StoreError> {
+    open_rows!(conn, dispatch_queue::id.eq(job))
+}
+
+fn read_open((id, status, epoch, agent_id, owner, started_at): OpenColumns) -> Result<(JobId, OpenRow), StoreError> {
+    let row = OpenRow {
+        status: word("queue status", &status)?,
+        epoch: small(epoch),
+        agent_id: agent_opt(agent_id)?,
+        owner: agent_opt(owner)?,
+        started: started_at.is_some(),
+    };
+    Ok((id.into(), row))
 }
 
 /// Does what follows from the changes made to `state` and writes all of it.
