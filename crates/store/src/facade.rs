@@ -295,7 +295,7 @@ facade! {
     write(Lane::META) meta::instance_heartbeat(instance: Instance) -> ();
     /// All instances.
     read meta::instance_list() -> Vec<Instance>;
-    /// Instances that gave no sign of life since `before`.
+    /// Instances that gave no sign of life since `before`, and those that stopped in order and left jobs at agents, by name.
     read meta::instance_dead(before: Ts) -> Vec<InstanceId>;
     /// Forgets an instance (clean stop, or dead).
     write(Lane::META) meta::instance_remove(id: InstanceId) -> ();
