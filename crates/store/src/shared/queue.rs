@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::{Conn, Db};
 use super::kept::{Condition, kept, kept_if};
-use super::rows::{JobRow, NeedRow, RunRow, agent_opt, count, small};
+use super::rows::{JobRow, NeedRow, RunRow, agent_opt, count, db_ts, small};
 use super::runs::fail_at;
 use super::schema::{cluster_instances, dispatch_history, dispatch_queue, job_needs, jobs, runs};
 use super::settle::{self, end_history};
@@ -226,11 +226,11 @@ pub(crate) async fn queue_requeue(
     let job = request.job;
     let Some(state) = settle::load(conn, ctx, job.run_id).await? else { return Ok(Requeued::Lost) };
     let Some(at) = state.position(job.job_id) else { return Ok(Requeued::Lost) };
-    let Some(undone) = undone(conn, ctx, request).await? else { return Ok(Requeued::Lost) };
-    let attempts = undone + 1;
+    let Some((undone, expires_at)) = undone(conn, ctx, request).await? else { return Ok(Requeued::Lost) };
+    let attempts = undone + u32::from(request.counts);
     // What the workflow does about a cancel is queued because of it.
     let cancelled = state.run.cancel_requested_at.is_some() && !state.runs_hooks_after_cancel(at);
-    if attempts >= request.budget || cancelled {
+    if (request.counts && attempts >= request.budget) || cancelled {
         let message = format!("gave up after {attempts} deliveries: {}", request.reason);
         let end = Some((QueueStatus::Failed, FailureReason::GaveUp, message));
         let effects = fail_at(conn, ctx, state, at, end, &**activate).await?;
@@ -241,7 +241,7 @@ pub(crate) async fn queue_requeue(
         .set((
             dispatch_queue::status.eq(QueueStatus::Pending.as_str()),
             dispatch_queue::dispatch_attempts.eq(i64::from(attempts)),
-            dispatch_queue::expires_at.eq(request.expires_at.map(DbTs::from)),
+            dispatch_queue::expires_at.eq(if request.counts { db_ts(request.expires_at) } else { expires_at }),
             dispatch_queue::agent_id.eq(&text),
             dispatch_queue::owner_instance_id.eq(&text),
             dispatch_queue::dispatched_at.eq(time),
@@ -260,13 +260,17 @@ pub(crate) async fn queue_requeue(
     Ok(Requeued::Requeued { attempts })
 }
 
-/// How often deliveries of the row were undone, if it is in the state that the request names.
-async fn undone(conn: &mut Conn, ctx: &Ctx, request: &RequeueRequest) -> Result<Option<u32>, StoreError> {
+/// How often deliveries of the row were undone, and until when it may wait, if it is in the state that the request names.
+async fn undone(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    request: &RequeueRequest,
+) -> Result<Option<(u32, Option<DbTs>)>, StoreError> {
     let mut query = dispatch_queue::table
         .find(DbId::from(request.job.job_id))
         .filter(dispatch_queue::dispatch_epoch.eq(i64::from(request.job.epoch)))
         .filter(dispatch_queue::started_at.is_null())
-        .select(dispatch_queue::dispatch_attempts)
+        .select((dispatch_queue::dispatch_attempts, dispatch_queue::expires_at))
         .into_boxed::<Db>();
     let dispatched = QueueStatus::Dispatched.as_str();
     query = match &request.from {
@@ -282,8 +286,8 @@ async fn undone(conn: &mut Conn, ctx: &Ctx, request: &RequeueRequest) -> Result<
                 .filter(past.or(dispatch_queue::recovery_deadline.is_null()))
         }
     };
-    let attempts: Option<i64> = query.first(conn).await.optional()?;
-    Ok(attempts.map(small))
+    let found: Option<(i64, Option<DbTs>)> = query.first(conn).await.optional()?;
+    Ok(found.map(|(attempts, expires_at)| (small(attempts), expires_at)))
 }
 
 pub(crate) async fn queue_ack_arm(
@@ -368,8 +372,12 @@ pub(crate) async fn job_start(
         return Ok(StartVerdict::Denied);
     };
     let mine = epoch == i64::from(job.epoch) && owner.as_deref() == Some(agent_id.as_str());
-    if !mine || status != QueueStatus::Dispatched.as_str() {
+    if !mine || ![QueueStatus::Dispatched, QueueStatus::Recovering].iter().any(|held| held.as_str() == status) {
         return Ok(StartVerdict::Denied);
+    }
+    if status == QueueStatus::Recovering.as_str() {
+        // The agent that is waited for is the one that asks. A denial would make it drop a job that may have been granted.
+        queue_resume(conn, ctx, job, agent_id).await?;
     }
     if started_at.is_some() {
         return Ok(StartVerdict::AlreadyGranted);
