@@ -104,7 +104,7 @@ async fn statements_of_an_end(t: &TestStore, key: &str, count: usize) -> Vec<Str
     finish(t, &job, JobStatus::Success).await;
     let about = [id.uuid().to_string(), job.job_ref.job_id.uuid().to_string()];
     let mut seen = std::mem::take(&mut *SEEN.lock().unwrap_or_else(PoisonError::into_inner));
-    seen.retain(|sql| about.iter().any(|id| sql.contains(id)));
+    seen.retain(|sql| about.iter().any(|id| sql.contains(id)) && !sql.contains("pg_notify"));
     seen.iter().map(|sql| sql.split(" -- binds:").next().unwrap_or_default().trim().to_owned()).collect()
 }
 
