@@ -46,6 +46,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("container_overhead_p99_ms", "job in a container over its plain command, warm image, p99 (ms)", ""),
     ("cancel_p50_ms", "cancel to no process left, p50 (ms)", "<= 100"),
     ("cancel_p99_ms", "cancel to no process left, p99 (ms)", ""),
+    ("killed_p50_ms", "end of the grace to no process left, SIGTERM ignored, p50 (ms)", "<= 100"),
+    ("killed_p99_ms", "end of the grace to no process left, p99 (ms)", ""),
     ("flood_mib_per_s", "1 GiB of output of one step, through the agent (MiB/s)", ""),
     ("flood_agent_mib", "agent resident at most, with 1 GiB of output (MiB)", "<= 64"),
     ("jobs_per_s", "jobs done, 50 simulated agents (1/s)", ">= 300"),
