@@ -20,6 +20,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
+use crate::masks::MaskService;
 use crate::stashes::{ArtifactService, CacheService};
 
 /// Sockets for jobs, answered by this program.
@@ -47,12 +48,14 @@ impl JobServices for Sockets {
 
     async fn open(&self, job: Opening) -> Result<Box<dyn JobDoor>, String> {
         let upstream = Arc::new(Orchestrator(job.remote));
+        let masks = MaskService::new(Arc::clone(&job.masker));
         let git = GitCredentials::new(scope(&job.git), upstream, Arc::new(Masks(job.masker)), job.clock);
         let services: Services = [
             ("events", Arc::new(EventService(job.events)) as Arc<dyn Service>),
             ("artifact", Arc::new(ArtifactService(Arc::clone(&job.stash)))),
             ("cache", Arc::new(CacheService(job.stash))),
             ("git", Arc::new(GitService(Arc::clone(&git)))),
+            ("mask", Arc::new(masks)),
         ]
         .into();
         let dir = job.dir.clone();
