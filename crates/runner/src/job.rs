@@ -121,7 +121,7 @@ pub struct Ctx {
     /// What it asks for of the container engine.
     pub wanted: Option<Wanted>,
     /// The container of its steps, once it runs.
-    pub inside: OnceLock<Arc<Inside>>,
+    pub inside: Arc<OnceLock<Arc<Inside>>>,
     /// Opens its socket.
     pub services: Arc<dyn JobServices>,
     /// Where its credentials come from.
@@ -240,6 +240,12 @@ impl Ctx {
 
     /// The caches and artifacts of the job.
     fn stash(&self, dir: &Path, confine: &Result<Arc<JobConfinement>, String>) -> Arc<Stash> {
+        let (token, sessions) = (self.config.agent_token.clone(), self.sessions.clone());
+        let depot = crate::stash::remote::Remote::new(self.key, &self.config.orchestrator_url, token, sessions);
+        let (depot, scratch) = (Arc::new(depot), dir.join("stash"));
+        if self.has_container() {
+            return Arc::new(Stash::inside(depot, Arc::clone(&self.inside), scratch));
+        }
         // Without a confinement no job runs.
         let confine = confine.as_ref().map_or_else(|_| Arc::default(), Arc::clone);
         let config = &self.config;
@@ -252,9 +258,7 @@ impl Ctx {
                 .cloned()
                 .collect(),
         });
-        let (token, sessions) = (self.config.agent_token.clone(), self.sessions.clone());
-        let depot = crate::stash::remote::Remote::new(self.key, &self.config.orchestrator_url, token, sessions);
-        Arc::new(Stash::new(Arc::new(depot), dir.join("workspace"), home, dir.join("stash"), confine))
+        Arc::new(Stash::new(depot, dir.join("workspace"), home, scratch, confine))
     }
 
     /// The socket of the job.
@@ -325,9 +329,6 @@ impl Ctx {
             Ok(confine) => Arc::clone(confine),
             Err(message) => return sandbox_failed(message.clone()),
         };
-        if self.has_container() && prepare::keeps_files(&spec) {
-            return sandbox_failed("`cache` and `artifacts` are not supported in jobs with a container yet".to_owned());
-        }
         let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
         let deadline = limit.map(|limit| Instant::now() + limit);
         let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));

@@ -1,10 +1,14 @@
 //! The main job with real processes: a webhook goes in, steps run at an agent, logs and results come out, and none of it is
 //! lost when a process dies.
 
+#[path = "../../../../crates/containers/tests/harness/mod.rs"]
+mod engine;
+
 mod bus;
 mod chaos;
 mod claims;
 mod complaints;
+mod contained;
 mod crash;
 mod disk;
 mod dynamic;
