@@ -110,3 +110,40 @@ async fn the_status_of_background_work_is_visible_to_operators() {
     }
     assert!(status.reconcilers.iter().all(|part| part.failures == 0), "{status:#?}");
 }
+
+#[tokio::test]
+async fn complaint_40_over_the_limit_of_a_log_its_head_and_its_failing_end_stay_and_what_is_missing_is_counted() {
+    const CHATTY: &str = r#"
+on: push
+jobs:
+  chatty:
+    runs_on: default
+    checkout: false
+    run: |
+      seq -f 'line %.0f of the build' 200000
+      echo 'error: the cause stands in the last line' >&2
+      exit 9
+"#;
+    let stack = Stack::start(None).await;
+    let token = stack.agent_token().await;
+    let _agent = stack.start_agent("a1", token.token.expose(), &[("KICI_MAX_LOG_SIZE_BYTES", "100000")]).await;
+    let repository = stack.repository("app", &[(".kici/workflows/w.yaml", CHATTY)]).await;
+    let run = stack.push_one(&repository, "app").await;
+    let ended = stack.ended(run).await;
+    assert_eq!(ended.run.status, RunStatus::Failed, "a failed step is never green");
+    let lines = stack.log(run, "chatty").await;
+    assert_eq!(lines[0], "line 1 of the build");
+    assert!(lines.iter().rev().take(3).any(|line| line == "error: the cause stands in the last line"), "{lines:?}");
+    let steps = stack.client.steps(run, None).await.unwrap();
+    let step = steps.iter().find(|step| step.key.starts_with("step-")).unwrap();
+    let marker = lines.iter().position(|line| line.contains("left out")).expect("a marker");
+    let said = format!("{} lines, {} bytes", step.log.missing_lines, step.log.missing_bytes);
+    assert!(lines[marker].contains(&said), "{said} is not in {}", lines[marker]);
+    // Every line is there or counted.
+    let shown = lines.iter().filter(|line| line.ends_with("of the build")).count() as u64;
+    assert_eq!(shown + step.log.missing_lines, 200_000);
+    let number = |line: &String| line.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());
+    let numbers: Vec<u64> = lines.iter().filter(|line| line.ends_with("of the build")).filter_map(number).collect();
+    let jumps: Vec<u64> = numbers.windows(2).map(|pair| pair[1] - pair[0]).filter(|step| *step != 1).collect();
+    assert_eq!(jumps, [step.log.missing_lines + 1], "one gap, at the marker");
+}
