@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use futures::StreamExt as _;
 use kici_api::dto::logs::{FollowEvent, FollowRequest};
 use kici_api::dto::runs::RunDetail;
 use kici_engine::ids::RunId;

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use kici_api::client::{Client, ClientConfig, ClientError};
 use kici_api::dto::events::Explanation;
 use kici_api::dto::logs::{EndReason, FollowEvent, FollowRequest};
-use kici_api::dto::runs::{CancelRun, RunDetail, RunFilter, StepView};
+use kici_api::dto::runs::{CancelRun, RunDetail, RunFilter};
 use kici_api::dto::sources::{AddSource, DeliveryAccepted, SourceKind};
 use kici_api::dto::tokens::CreateAgentToken;
 use kici_api::page::PageQuery;
@@ -194,11 +194,6 @@ impl Server {
     /// A run with its jobs.
     pub(crate) async fn run(&self, run: RunId) -> Result<RunDetail> {
         Ok(self.client.run(run).await?)
-    }
-
-    /// The steps of a run.
-    pub(crate) async fn steps(&self, run: RunId) -> Result<Vec<StepView>> {
-        Ok(self.client.steps(run, None).await?)
     }
 
     /// Asks a run to end, as a person would.
