@@ -11,6 +11,7 @@ use crate::yaml::{self, Data, Entry, Lines, Node};
 use super::job::{Defaults, Place};
 use super::keys;
 use super::known::Known;
+use super::memo::Memo;
 use super::scope::{self, JobNames};
 use super::step::{Around, Steps};
 use super::walk::{Fields, Walk};
@@ -42,6 +43,8 @@ pub(super) struct Library {
     sources: BTreeMap<String, (String, String)>,
     state: RefCell<HashMap<String, State>>,
     found: RefCell<BTreeMap<String, Vec<Diagnostic>>>,
+    /// What all files of the set share.
+    pub(super) memo: Memo,
 }
 
 #[derive(Clone, Debug)]

@@ -1,7 +1,6 @@
 //! What every part of the compiler uses: reading typed values from the tree, and recording what is wrong.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::rc::Rc;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use crate::diagnostic::{Diagnostic, Fix, Severity};
@@ -21,8 +20,6 @@ pub(super) struct Walk<'a> {
     pub(super) errors: usize,
     /// Errors and warnings, also those beyond what is kept.
     pub(super) found: usize,
-    /// Conditions by source: the same one often stands at many jobs, and parsing is the dearest part of compiling.
-    pub(super) parsed: HashMap<String, Rc<Expr>>,
     /// The step files that it may use.
     pub(super) library: &'a Library,
     /// Those that it uses, and those that they use.
@@ -101,7 +98,6 @@ impl<'a> Walk<'a> {
             diagnostics: Vec::new(),
             errors: 0,
             found: 0,
-            parsed: HashMap::new(),
             library,
             used: BTreeSet::new(),
             deepest: 0,

@@ -26,8 +26,7 @@ pub(super) struct Named {
 impl Walk<'_> {
     /// Compiles a document. `stem` is its name where it gives none.
     pub(super) fn workflow(&mut self, root: &Node, stem: &str, content_hash: &str) -> Option<Named> {
-        let free = self.without_extensions(root)?;
-        let fields = self.fields(&free, &keys::WORKFLOW, "the workflow")?;
+        let fields = self.fields(root, &keys::WORKFLOW, "the workflow")?;
         let (name, place) = self.workflow_name(fields, root, stem);
         let triggers = match fields.get("on") {
             Some(entry) => self.within("on", |walk| walk.triggers(&entry.value)),
@@ -107,13 +106,6 @@ impl Walk<'_> {
             self.within("rules", |walk| walk.rules(&entry.value, "the workflow", &scope))
         });
         (requires, rules)
-    }
-
-    /// The document without its `x-…` keys, which are free.
-    fn without_extensions(&mut self, root: &Node) -> Option<Node> {
-        let entries = self.map(root)?;
-        let kept = entries.iter().filter(|entry| !entry.key.starts_with("x-")).cloned().collect();
-        Some(Node { span: root.span, data: Data::Map(kept) })
     }
 
     fn workflow_name(&mut self, fields: Fields<'_>, root: &Node, stem: &str) -> (Option<String>, Span) {
