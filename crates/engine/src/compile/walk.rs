@@ -9,7 +9,7 @@ use crate::yaml::{Core, Data, Entry, Lines, Node, Span, Style};
 use crate::{duration, yaml};
 
 use super::composite::Library;
-use super::keys::{KeySet, nearest};
+use super::keys::{KeySet, nearest, way_out};
 
 /// One file while it is compiled.
 pub(super) struct Walk<'a> {
@@ -216,7 +216,10 @@ impl<'a> Walk<'a> {
             }
             if keys.planned.contains(&key) {
                 self.within(key, |walk| {
-                    walk.fault("K0108", entry.span, format!("key `{key}` in {owner} is not supported yet"));
+                    let fault = walk.fault("K0108", entry.span, format!("key `{key}` in {owner} is not supported yet"));
+                    if let Some(way) = way_out(key) {
+                        fault.help(way);
+                    }
                 });
                 continue;
             }
