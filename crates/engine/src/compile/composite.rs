@@ -69,6 +69,12 @@ impl Library {
         self.found.into_inner()
     }
 
+    /// All step files by path, with LF line ends.
+    pub(super) fn files(&self) -> BTreeMap<String, String> {
+        let unix = |source: &String| source.replace("\r\n", "\n");
+        self.sources.iter().map(|(path, (_, source))| (path.clone(), unix(source))).collect()
+    }
+
     /// The text of a step file.
     pub(super) fn source(&self, path: &str) -> Option<&str> {
         self.sources.get(path).map(|(_, source)| source.as_str())

@@ -120,13 +120,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Warns of outputs that nothing reads, once all jobs of a workflow are compiled.
-    pub(super) fn unused_outputs(&mut self) {
+    /// Warns of outputs that nothing reads, once all jobs of a workflow are compiled. `open`: generated jobs may read them.
+    pub(super) fn unused_outputs(&mut self, open: bool) {
         let outputs = std::mem::take(&mut self.outputs);
         let reads = std::mem::take(&mut self.reads);
         let any = |job: &str, name: &str| reads.contains(&(job.to_owned(), name.to_owned()));
         for (job, name, span) in outputs {
-            if !(any(&job, &name) || any(&job, "") || any("", "")) {
+            if !(open || any(&job, &name) || any(&job, "") || any("", "")) {
                 self.within("jobs", |walk| {
                     walk.fault("W0307", span, format!("no job reads output `{name}` of job `{job}`"))
                         .help(format!("a job that needs it reads it as `needs.{job}.outputs.{name}`"))
