@@ -3,11 +3,13 @@
 
 mod bus;
 mod chaos;
+mod checkout;
 mod claims;
 mod complaints;
 mod crash;
 mod disk;
 mod dynamic;
+mod examples;
 mod git_by_hand;
 mod git_credentials;
 mod git_host;
