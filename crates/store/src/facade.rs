@@ -332,7 +332,7 @@ facade! {
     // ---- retention: what is older than `before`, at most `limit`, and never what is still open
     /// Deletes ended rows of the queue; returns how many.
     write(Lane::META) retention::queue_prune(before: Ts, limit: u32) -> u64;
-    /// Bodies in the object store: delete the object, then call `delivery_body_moved`.
+    /// Bodies in the object store: delete the object, then call `delivery_body_expired`.
     read retention::payloads_older(before: Ts, limit: u32) -> Vec<(DeliveryRowId, String)>;
     /// Deletes decision traces; returns how many.
     write(Lane::META) retention::traces_prune(before: Ts, limit: u32) -> u64;
