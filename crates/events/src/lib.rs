@@ -14,6 +14,7 @@ mod inbox;
 mod manual;
 mod planner;
 pub mod ports;
+mod rate;
 mod registrations;
 mod registry;
 mod runs;
