@@ -17,7 +17,7 @@ enum Native {
 
 /// Packages that name a library to link (`links`) or a system interface (`*-sys`). Add one only after its build was tried on a
 /// machine without the library.
-const KNOWN: [(&str, Native); 12] = [
+const KNOWN: [(&str, Native); 13] = [
     ("core-foundation-sys", Native::Elsewhere),
     ("jni-sys", Native::Elsewhere),
     ("js-sys", Native::Elsewhere),
@@ -26,6 +26,7 @@ const KNOWN: [(&str, Native); 12] = [
     ("prettyplease", Native::Nothing),
     ("ring", Native::Bundled { with: &[], without: &[] }),
     ("security-framework-sys", Native::Elsewhere),
+    ("sqlite-wasm-rs", Native::Elsewhere),
     ("wasm-bindgen-shared", Native::Elsewhere),
     ("web-sys", Native::Elsewhere),
     ("windows-sys", Native::Elsewhere),
