@@ -21,6 +21,19 @@ pub(crate) struct Metadata {
     pub(crate) packages: Vec<Package>,
     /// Ids of our own packages.
     pub(crate) workspace_members: Vec<String>,
+    /// What each package is built with.
+    pub(crate) resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Resolve {
+    pub(crate) nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Node {
+    pub(crate) id: String,
+    pub(crate) features: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -29,6 +42,9 @@ pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
     pub(crate) license: Option<String>,
+    /// The native library that it says to link.
+    #[serde(default)]
+    pub(crate) links: Option<String>,
     pub(crate) description: Option<String>,
     pub(crate) manifest_path: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use serde_json::Value as Json;
 use url::Url;
 
@@ -32,13 +34,13 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// The orchestrator [default: http://127.0.0.1:4000]
-    #[arg(long, global = true, env = "KICI_ADMIN_URL", help_heading = "Connection")]
+    #[arg(long, global = true, env = "KICI_ADMIN_URL", value_parser = address, help_heading = "Connection")]
     pub url: Option<Url>,
     /// Admin token; prefer --token-file, since other users can read a command line
     #[arg(long, global = true, env = "KICI_ADMIN_TOKEN", hide_env_values = true, help_heading = "Connection")]
     pub token: Option<String>,
-    /// File that holds the admin token
-    #[arg(long, global = true, conflicts_with = "token", help_heading = "Connection")]
+    /// File that holds the admin token; goes before the variable KICI_ADMIN_TOKEN
+    #[arg(long, global = true, help_heading = "Connection")]
     pub token_file: Option<PathBuf>,
     /// Data directory of the orchestrator on this machine, for its bootstrap token
     #[arg(long, global = true, env = "KICI_DATA_DIR", help_heading = "Connection")]
@@ -150,7 +152,7 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Paging {
     /// Items per page, 1 to 200 [default: 50]
-    #[arg(long)]
+    #[arg(long, value_parser = whole::<u32>)]
     pub limit: Option<u32>,
     /// Go on after a page: its next_cursor
     #[arg(long)]
@@ -174,6 +176,37 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     };
     let number: u64 = number.parse().map_err(|_| "use a number with ms, s, m, h or d, for instance 30s".to_owned())?;
     number.checked_mul(milliseconds).map(Duration::from_millis).ok_or_else(|| "too long".to_owned())
+}
+
+/// A whole number.
+pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "use a whole number".to_owned())
+}
+
+/// The address of a server.
+pub(crate) fn address(text: &str) -> Result<Url, String> {
+    const REMEDY: &str = "use an http or https URL, for instance http://127.0.0.1:4000";
+    let url = Url::parse(text).map_err(|_| REMEDY.to_owned())?;
+    if matches!(url.scheme(), "http" | "https") && url.has_host() { Ok(url) } else { Err(REMEDY.to_owned()) }
+}
+
+/// The command line. A token file may stand beside a token that comes from the variable, not beside one that was typed.
+///
+/// # Errors
+/// What clap says of it.
+pub(crate) fn parse() -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches()?;
+    if given(&matches, "token") && given(&matches, "token_file") {
+        let problem = "the argument '--token-file' cannot be used with '--token'";
+        return Err(Cli::command().error(clap::error::ErrorKind::ArgumentConflict, problem));
+    }
+    Cli::from_arg_matches(&matches)
+}
+
+/// Whether a global option stands on the command line, behind whichever word.
+fn given(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id) == Some(ValueSource::CommandLine)
+        || matches.subcommand().is_some_and(|(_, below)| given(below, id))
 }
 
 /// `KEY=VALUE`.

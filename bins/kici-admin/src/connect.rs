@@ -9,7 +9,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use url::Url;
 
-use crate::args::Global;
+use crate::args::{Global, address};
 use crate::exit::{DENIED, Failure};
 
 /// The orchestrator's own default address.
@@ -66,7 +66,7 @@ pub(crate) fn client(global: &Global, timeout: Duration) -> Result<Client, Failu
         Some(url) => url.clone(),
         None => {
             let text = profile.url.as_deref().unwrap_or(DEFAULT_URL);
-            Url::parse(text).map_err(|error| Failure::usage(format!("url `{text}` of the profile: {error}")))?
+            address(text).map_err(|remedy| Failure::usage(format!("url `{text}` of the profile: {remedy}")))?
         }
     };
     let token_file = global.token_file.clone().or(profile.token_file);
@@ -106,7 +106,7 @@ fn token(
     file: Option<PathBuf>,
     url: &Url,
 ) -> Result<(SecretString, String), Failure> {
-    if let Some(token) = &global.token {
+    if let Some(token) = global.token.as_ref().filter(|_| global.token_file.is_none()) {
         return Ok((token.trim().into(), "--token or KICI_ADMIN_TOKEN".to_owned()));
     }
     if let Some(path) = file {

@@ -13,13 +13,11 @@ mod verbs;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::Cli;
 use exit::{Failure, USAGE};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match args::parse() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version go to stdout and are no fault.

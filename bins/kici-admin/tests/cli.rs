@@ -172,7 +172,32 @@ async fn exit_codes_tell_failures_apart() {
     let nobody = listener.local_addr().unwrap();
     drop(listener);
     server.run(&format!("run list --url http://{nobody}")).await.fails(6, "does not answer");
-    server.run("run list --url ftp://x").await.fails(1, "not an http or https URL");
+    for (wrong, remedy) in [
+        ("run list --url ftp://x", "use an http or https URL, for instance http://127.0.0.1:4000"),
+        ("run list --url nonsense", "use an http or https URL, for instance http://127.0.0.1:4000"),
+        ("run list --limit x", "use a whole number"),
+        ("source add github x --app-id abc", "use a whole number"),
+        ("event dlq retry x", "expected `dlv_` or `evt_` followed by a UUID"),
+        ("run list --token a --token-file b", "cannot be used with '--token'"),
+    ] {
+        let ran = server.run(wrong).await;
+        assert_eq!(ran.code, 64, "{wrong}: {}", ran.err);
+        assert!(ran.err.contains(remedy), "{wrong}: {}", ran.err);
+    }
+}
+
+#[tokio::test]
+async fn a_token_file_on_the_command_line_goes_before_the_variable() {
+    let server = serve().await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &server.token).unwrap();
+    let run = |file: &Path| {
+        let mut command = server.command("source list --token-file");
+        command.env("KICI_ADMIN_TOKEN", "kici_admin_of_another_server").arg(file);
+        async move { Ran::of(command.output().await.unwrap()) }
+    };
+    run(file.path()).await.ok();
+    run(Path::new("/nowhere")).await.fails(64, "--token-file /nowhere");
 }
 
 #[tokio::test]

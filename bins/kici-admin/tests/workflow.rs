@@ -177,24 +177,76 @@ fn a_converted_workflow_runs() {
     );
 }
 
+/// What is plain shell there runs here, with what jobs hand to each other.
+#[test]
+fn converted_workflows_of_other_systems_run() {
+    let gitlab = "stages: [build, test]\nbuild:\n  stage: build\n  image: debian\n  script: [mkdir -p out, echo seven > out/v]\n  cache: { key: k, paths: [deps] }\n  artifacts: { paths: [out/v] }\nmaybe:\n  stage: build\n  rules: [{ if: $CI_COMMIT_TAG }]\n  script: echo x > out/x\n  artifacts: { paths: [out/x] }\ntest:\n  stage: test\n  script: 'echo \"got $(cat out/v) of $CI_JOB_NAME\"'\n";
+    let woodpecker = "matrix: { N: [1, 2] }\nsteps:\n  one: { image: 'alpine:${N}', commands: ['echo one $N > made'] }\n  two: { image: 'alpine:${N}', commands: [cat made] }\n";
+    for (name, text, line) in
+        [(".gitlab-ci.yml", gitlab, "test | got seven of test"), (".woodpecker.yml", woodpecker, "(2) | one 2")]
+    {
+        let dir = repository(&[(name, text)]);
+        let ran = run(dir.path(), &["convert", name]);
+        assert!(ran.out.starts_with("# Converted from") && ran.out.contains("container:"), "{}{}", ran.out, ran.err);
+        let ran = run(dir.path(), &["convert", name, "--repo", ".", "--no-containers"]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let ran = run(dir.path(), &["run", "--local", "--event", "push"]);
+        assert_eq!(ran.code, 0, "{name}: {}{}", ran.out, ran.err);
+        assert!(ran.out.contains(line), "{name}: {}", ran.out);
+    }
+}
+
+/// A copy of an example: some of them write files.
+fn example(name: &str) -> tempfile::TempDir {
+    fn copy(from: &Path, to: &Path) {
+        std::fs::create_dir_all(to).unwrap();
+        for entry in std::fs::read_dir(from).unwrap().flatten() {
+            let target = to.join(entry.file_name());
+            match entry.file_type().unwrap().is_dir() {
+                true => copy(&entry.path(), &target),
+                false => drop(std::fs::copy(entry.path(), target).unwrap()),
+            }
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name), dir.path());
+    dir
+}
+
 #[test]
 fn the_examples_run() {
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     for (name, event, line) in [
         ("ci", "manual", "cargo test --features full against pg16"),
         ("deploy", "manual", "terraform plan for staging"),
         ("org-policy", "manual", "scanner --json ()"),
         ("hello", "push", "hello"),
     ] {
-        let repo = examples.join(name);
-        let ran = run(&repo, &["run", "--local", "--event", event]);
+        let dir = example(name);
+        let ran = run(dir.path(), &["run", "--local", "--event", event]);
         assert_eq!(ran.code, 0, "{name}: {}{}", ran.out, ran.err);
         assert!(ran.out.contains(line), "{name}: {}", ran.out);
     }
     // Its hosts are known to an orchestrator only.
-    let fleet = run(&examples.join("fleet"), &["run", "--local", "--event", "manual"]);
+    let dir = example("fleet");
+    let fleet = run(dir.path(), &["run", "--local", "--event", "manual"]);
     assert!(fleet.out.contains("event `fleet-patched` goes nowhere"), "{}{}", fleet.out, fleet.err);
-    assert!(fleet.out.contains("its 2 jobs are sound and are not run"), "{}{}", fleet.out, fleet.err);
+    assert!(fleet.out.contains("check-2 | check part 2 of 2"), "{}{}", fleet.out, fleet.err);
+}
+
+/// What a job starts are the workflows beside it; their jobs are shown below their workflow.
+#[test]
+fn a_local_run_runs_the_workflows_that_it_starts() {
+    let caller = "name: caller\non: { manual: {} }\njobs: { call: { invoke: { event: go, payload: { who: you } } } }\n";
+    let called = "name: called\non: { event: { name: go } }\njobs: { greet: { runs_on: x, env: { WHO: '${{ event.payload.who }}' }, run: 'echo hello $WHO; exit ${CODE:-0}' } }\n";
+    let dir = repository(&[(".kici/workflows/caller.yaml", caller), (".kici/workflows/called.yaml", called)]);
+    let ran = run(dir.path(), &["run", "--local", "caller", "--event", "manual"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("called/greet | hello you"), "{}", ran.out);
+    let fails = called.replace("${CODE:-0}", "1");
+    std::fs::write(dir.path().join(".kici/workflows/called.yaml"), fails).unwrap();
+    let ran = run(dir.path(), &["run", "--local", "caller", "--event", "manual"]);
+    assert_eq!(ran.code, 1, "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("of `called` ended as failed"), "{}", ran.out);
 }
 
 #[test]

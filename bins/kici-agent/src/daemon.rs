@@ -31,7 +31,8 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     let sockets = Arc::new(Sockets::of_this_program());
     let run =
         async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?, sockets, Some(metrics)).await?) };
-    let ended = runtime.block_on(run)?;
+    // On a worker, as all that it talks to: each word between two threads costs a wake-up.
+    let ended = runtime.block_on(async { tokio::spawn(run).await? })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(message) = ended.message {
         eprintln!("kici-agent: {message}");

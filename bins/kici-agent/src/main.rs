@@ -6,6 +6,7 @@
 mod arguments;
 mod daemon;
 mod doctor;
+mod masks;
 mod services;
 mod stashes;
 mod step;

@@ -20,6 +20,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
+use crate::masks::MaskService;
 use crate::stashes::{ArtifactService, CacheService};
 
 /// Sockets for jobs, answered by this program.
@@ -47,23 +48,16 @@ impl JobServices for Sockets {
 
     async fn open(&self, job: Opening) -> Result<Box<dyn JobDoor>, String> {
         let upstream = Arc::new(Orchestrator(job.remote));
+        let masks = MaskService::new(Arc::clone(&job.masker));
         let git = GitCredentials::new(scope(&job.git), upstream, Arc::new(Masks(job.masker)), job.clock);
         let services: Services = [
             ("events", Arc::new(EventService(job.events)) as Arc<dyn Service>),
             ("artifact", Arc::new(ArtifactService(Arc::clone(&job.stash)))),
             ("cache", Arc::new(CacheService(job.stash))),
             ("git", Arc::new(GitService(Arc::clone(&git)))),
+            ("mask", Arc::new(masks)),
         ]
         .into();
-        let dir = job.dir.clone();
-        let cleared = tokio::task::spawn_blocking(move || {
-            // Ours, by its name: what an earlier process left of the same job.
-            if dir.exists() {
-                std::fs::remove_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-            }
-            Ok::<_, String>(())
-        });
-        cleared.await.map_err(|error| error.to_string())??;
         let door = Door::open(&job.dir, job.uid, services).map_err(|error| error.to_string())?;
         Ok(Box::new(Open { door, git }))
     }

@@ -1,7 +1,7 @@
 //! The command line of steps, `kici`: thin over the socket of the job.
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,6 +20,11 @@ const TOKEN_LIMIT: Duration = Duration::from_secs(40);
 
 /// How long an event may take to be stored, also while the orchestrator is away.
 const EVENT_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long the agent, which is on this host, may take to note a value.
+const MASK_LIMIT: Duration = Duration::from_secs(20);
+/// Of standard input as a value to hide: more than the agent takes, so that it says so.
+const MAX_MASK_BYTES: u64 = 64 * 1024;
 
 /// What `kici` understands.
 pub fn command() -> Command {
@@ -60,12 +65,17 @@ pub fn command() -> Command {
                 .action(ArgAction::Append)
                 .help("only for these repositories, several times for several"),
         );
+    let mask = Command::new("mask").about("Hide values in all output of the job from now on").arg(
+        Arg::new("value")
+            .value_name("VALUE")
+            .num_args(0..)
+            .help("several for several; standard input if left out, which no other process can see"),
+    );
     Command::new("kici")
         .version(env!("CARGO_PKG_VERSION"))
         .about("What steps of a KiCI job can ask of their agent")
         .subcommand_required(true)
-        .subcommand(emit)
-        .subcommands([git, crate::step_stash::cache(), crate::step_stash::artifact()])
+        .subcommands([emit, mask, git, crate::step_stash::cache(), crate::step_stash::artifact()])
 }
 
 /// Runs `kici` with arguments from `matches`.
@@ -76,6 +86,7 @@ pub fn run(matches: &ArgMatches) -> ExitCode {
     };
     match matches.subcommand() {
         Some(("emit", arguments)) => emit(&socket, arguments),
+        Some(("mask", arguments)) => mask(&socket, arguments),
         Some(("git", git)) => match git.subcommand() {
             Some(("with-write", arguments)) => with_write(&socket, arguments),
             Some(("token", arguments)) => token(&socket, arguments),
@@ -169,6 +180,27 @@ fn emit(socket: &Path, arguments: &ArgMatches) -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         },
+        Err(error) => {
+            eprintln!("kici: {error}");
+            ExitCode::from(error.exit())
+        }
+    }
+}
+
+fn mask(socket: &Path, arguments: &ArgMatches) -> ExitCode {
+    let mut values: Vec<String> = arguments.get_many::<String>("value").unwrap_or_default().cloned().collect();
+    if values.is_empty() {
+        let mut text = String::new();
+        if let Err(error) = std::io::stdin().take(MAX_MASK_BYTES).read_to_string(&mut text) {
+            eprintln!("kici: the value cannot be read: {error}");
+            return ExitCode::FAILURE;
+        }
+        values.push(text.trim_end_matches('\n').to_owned());
+    }
+    let asked = Connection::open(socket).map_err(CallError::from);
+    let body = serde_json::json!({ "values": values });
+    match asked.and_then(|mut socket| socket.call::<serde_json::Value>("mask.add", &body, MASK_LIMIT)) {
+        Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kici: {error}");
             ExitCode::from(error.exit())

@@ -94,6 +94,10 @@ codes! {
     Gone = "gone", 410, "No longer kept";
     /// Too many deliveries at once.
     IngestBusy = "ingest.busy", 429, "Too many deliveries";
+    /// A source cannot verify what it is sent.
+    SourceMisconfigured = "source.misconfigured", 500, "The source is not set up";
+    /// A source calls more often than it may.
+    IngestRate = "ingest.rate_limited", 429, "The source calls too often";
     /// Too many topics or streams.
     StreamLimit = "stream.limit", 429, "Too many subscriptions";
     /// A dependency (database, disk, object storage) does not answer.

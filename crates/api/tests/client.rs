@@ -158,7 +158,7 @@ async fn follow_all(
 }
 
 #[tokio::test]
-async fn following_survives_lost_connections_without_losing_or_repeating_a_line() {
+async fn complaint_42_following_survives_lost_connections_without_losing_or_repeating_a_line() {
     let fake = Fake::new();
     let (run, job) = fake.add_run("demo");
     for key in ["step-main-0", "step-main-1"] {

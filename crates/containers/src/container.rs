@@ -204,6 +204,14 @@ impl Engine {
         }
     }
 
+    /// Puts a tree of files under a new name into a directory of a container, and gives all of it to `owner`. It need not run.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn add(&self, id: &str, dir: &str, name: &str, from: &Path, owner: Owner) -> Result<(), EngineError> {
+        self.put(id, dir, tree(from, name, owner)).await
+    }
+
     /// Unpacks an archive into a directory of a container, which need not run.
     ///
     /// # Errors

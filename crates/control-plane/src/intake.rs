@@ -141,9 +141,13 @@ fn refused(refusal: Refusal) -> Problem {
         Refusal::BadSignature => Problem::new(Code::AuthInvalid, detail),
         Refusal::Misconfigured(_) => {
             tracing::error!(detail, "a source cannot take deliveries");
-            Problem::new(Code::Internal, detail)
+            Problem::new(Code::SourceMisconfigured, detail)
         }
         Refusal::TooLarge { .. } => Problem::new(Code::RequestTooLarge, detail),
+        Refusal::TooOften { retry_after, .. } => {
+            let seconds = u32::try_from(retry_after.as_millis().div_ceil(1000)).unwrap_or(u32::MAX).max(1);
+            Problem { retry_after_s: Some(seconds), ..Problem::new(Code::IngestRate, detail) }
+        }
         Refusal::Busy { .. } => Problem { retry_after_s: Some(5), ..Problem::new(Code::IngestBusy, detail) },
         Refusal::Unavailable(error) => {
             tracing::error!(%error, "a delivery cannot be stored");

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kici_engine::time::Clock;
+use kici_engine::ids::InstanceId;
+use kici_engine::time::{Clock, Ts};
 use kici_events::{GapRepair, Schedules};
 use kici_store::model::{Instance, LeaseAnswer};
-use kici_store::{Fence, Store, fenced};
+use kici_store::{Fence, Store, StoreError, fenced};
 use kici_telemetry::metrics::Metrics;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -39,6 +40,18 @@ const BATCHES: Duration = Duration::from_secs(5);
 const BATCH_LIMIT: u32 = 100;
 const UPKEEP: Duration = Duration::from_secs(5);
 const DEAD_LETTERS: Duration = Duration::from_secs(60);
+const DEAD_INSTANCES: Duration = Duration::from_secs(30);
+/// An instance that gave no sign of life for as long is dead.
+const INSTANCE_SILENCE: Duration = Duration::from_secs(120);
+
+/// Frees what instances that are `gone`, or dead, had begun to process; returns how much.
+pub(crate) async fn free_claims(store: &Store, now: Ts, mut gone: Vec<InstanceId>) -> Result<u64, StoreError> {
+    gone.extend(store.instance_dead(now.minus(INSTANCE_SILENCE)).await?);
+    if gone.is_empty() {
+        return Ok(0);
+    }
+    Ok(store.delivery_claims_release(gone.clone()).await? + store.event_claims_release(gone).await?)
+}
 
 /// What the reconcilers work on.
 pub(crate) struct Background {
@@ -82,6 +95,11 @@ impl Background {
         self.every(tasks, stop, retention, |this| async move { this.retain().await });
         let dead = Schedule { name: "dead_letters", period: DEAD_LETTERS, leader_only: true };
         self.every(tasks, stop, dead, |this| async move { this.count_dead().await });
+        let orphans = Schedule { name: "claims_of_the_dead", period: DEAD_INSTANCES, leader_only: true };
+        self.every(tasks, stop, orphans, |this| async move {
+            let freed = free_claims(&this.store, this.clock.now(), Vec::new()).await;
+            freed.map_err(|error| format!("what dead instances had begun cannot be freed: {error}"))
+        });
         let stored = Schedule { name: "caches", period: STORED, leader_only: true };
         self.every(tasks, stop, stored, |this| async move { this.stored.sweep().await });
         self.every(tasks, stop, each("objects", OBJECTS), |this| async move { this.stored.delete_objects().await });
@@ -194,11 +212,12 @@ impl Background {
 
     /// Asks forges to send again what did not arrive.
     async fn repair_gaps(&self) -> Result<u64, String> {
-        let asked = self.gaps.run().await.map_err(|error| format!("lost deliveries cannot be looked for: {error}"))?;
-        if asked > 0 {
-            tracing::info!(asked, "deliveries that had not arrived were asked for again");
+        let repaired =
+            self.gaps.run().await.map_err(|error| format!("lost deliveries cannot be looked for: {error}"))?;
+        if repaired.asked > 0 {
+            tracing::info!(repaired.asked, "deliveries that had not arrived were asked for again");
         }
-        Ok(asked as u64)
+        if repaired.problems.is_empty() { Ok(repaired.asked as u64) } else { Err(repaired.problems.join("; ")) }
     }
 
     /// Tells how much waits for a person.
@@ -223,9 +242,65 @@ impl Background {
     }
 
     async fn move_payloads(&self) -> Result<u64, String> {
-        let moved = self.payloads.move_finished(self.event_log.max_payload_bytes, PAYLOAD_BATCH).await;
-        moved
-            .map(|count| count as u64)
-            .map_err(|problem| format!("bodies of deliveries stay in the database for now: {problem}"))
+        let now = self.clock.now();
+        let moved = self.payloads.move_finished(self.event_log.max_payload_bytes, PAYLOAD_BATCH, now).await;
+        moved.map_err(|problem| format!("bodies of deliveries stay in the database for now: {problem}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kici_engine::ids::SourceId;
+    use kici_store::model::{DeliveryInserted, NewDelivery};
+    use kici_store::testing::{TestIds, TestStore, instance};
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_dead_instance_had_begun_is_freed_and_what_a_living_one_works_on_is_not() {
+        TestStore::each(|test| async move {
+            let mut claimed = Vec::new();
+            for node in ["node-2", "node-3"] {
+                let beat = Instance {
+                    instance_id: instance(node),
+                    incarnation: Uuid::from_u128(1),
+                    role: "coordinator".to_owned(),
+                    address: None,
+                    version: "0".to_owned(),
+                    started_at: test.clock.now(),
+                    last_seen_at: test.clock.now(),
+                    draining: false,
+                };
+                test.store.instance_heartbeat(beat.clone()).await.unwrap();
+                let new = NewDelivery {
+                    org: "default".to_owned(),
+                    source_id: SourceId::mint(&TestIds),
+                    delivery_id: node.to_owned(),
+                    event: "push".to_owned(),
+                    action: None,
+                    provider: "generic".to_owned(),
+                    channel: "direct".to_owned(),
+                    repo: None,
+                    git_ref: None,
+                    sha: None,
+                    request_id: "r".to_owned(),
+                    headers: serde_json::json!({}),
+                    body: Vec::new(),
+                    claimed_by: Some(instance(node)),
+                };
+                let DeliveryInserted::Inserted(id) = test.store.delivery_insert(new).await.unwrap() else { panic!() };
+                claimed.push((id, beat));
+            }
+            assert_eq!(free_claims(&test.store, test.clock.now(), Vec::new()).await.unwrap(), 0);
+            test.clock.advance(INSTANCE_SILENCE + Duration::from_secs(1));
+            let alive = Instance { last_seen_at: test.clock.now(), ..claimed[1].1.clone() };
+            test.store.instance_heartbeat(alive).await.unwrap();
+            assert_eq!(free_claims(&test.store, test.clock.now(), Vec::new()).await.unwrap(), 1);
+            let taken = test.store.delivery_claim(10, Duration::from_secs(900), 5).await.unwrap();
+            assert_eq!(taken.iter().map(|delivery| delivery.id).collect::<Vec<_>>(), [claimed[0].0]);
+            assert_eq!(taken[0].claims, 2, "the claim of the dead one counts");
+        })
+        .await;
     }
 }

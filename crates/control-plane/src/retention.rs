@@ -146,7 +146,7 @@ impl Retention {
             let bodies = self.store.payloads_older(old, BATCH).await?;
             for (id, key) in bodies.iter().cloned() {
                 self.blobs.delete(&key).await?;
-                self.store.delivery_body_moved(id, None, Some("expired".to_owned())).await?;
+                self.store.delivery_body_expired(id, key).await?;
             }
             gone += bodies.len() as u64;
             if bodies.len() < BATCH as usize {

@@ -41,7 +41,7 @@ use crate::grpc::{Bootstrap, Gateway};
 use crate::intake::Intake;
 use crate::logs::{LogAppender, LogReader, LogSealer};
 use crate::payloads::Payloads;
-use crate::reconcilers::{Background, LEADER};
+use crate::reconcilers::{Background, LEADER, free_claims};
 use crate::retention::Retention;
 use crate::sealing::Sealing;
 use crate::server::{Halves, serve};
@@ -233,6 +233,19 @@ impl Orchestrator {
         if let Err(error) = self.store.lease_release(LEADER.to_owned()).await {
             tracing::warn!(%error, "the lease is not given back; it runs out by itself");
         }
+        // What was not finished is nobody's fault: it is taken again as if it had not been begun.
+        let given_back = async {
+            Ok::<_, kici_store::StoreError>(
+                self.store.delivery_claims_return().await? + self.store.event_claims_return().await?,
+            )
+        };
+        match given_back.await {
+            Ok(0) => {}
+            Ok(count) => {
+                tracing::info!(count, "deliveries and events that are not finished are left to the next start")
+            }
+            Err(error) => tracing::warn!(%error, "claims are not given back; the next start frees them"),
+        }
         if let Err(error) = self.store.instance_remove(self.instance.clone()).await {
             tracing::warn!(%error, "this instance stays listed until it is found dead");
         }
@@ -314,9 +327,7 @@ async fn announce_instance(
         draining: false,
     };
     store.instance_heartbeat(identity.clone()).await?;
-    let mut gone = store.instance_dead(now.minus(std::time::Duration::from_secs(120))).await?;
-    gone.push(instance.clone());
-    let freed = store.delivery_claims_release(gone.clone()).await? + store.event_claims_release(gone).await?;
+    let freed = free_claims(store, now, vec![instance.clone()]).await?;
     if freed > 0 {
         tracing::info!(freed, "deliveries and events that an earlier process had begun are taken again");
     }

@@ -30,7 +30,12 @@ pub(crate) fn settle(mut workflow: Y, dialect: Dialect, report: &Report) -> Resu
         let mut changed = false;
         let mut gone: Vec<Vec<&str>> = Vec::new();
         for error in errors {
-            let path: Vec<&str> = error.path.split('.').filter(|key| !key.is_empty()).collect();
+            let mut path: Vec<&str> = error.path.split('.').filter(|key| !key.is_empty()).collect();
+            // Two keys that do not go together yet: the first that is named goes, not all that is around it.
+            let named = error.message.split('`').nth(1).filter(|_| error.code == "K0108");
+            if let Some(key) = named.filter(|key| has(&workflow, &path, key)) {
+                path.push(key);
+            }
             // A second fault of what just went is no fault of what is around it.
             if gone.iter().any(|gone| path.starts_with(gone)) {
                 continue;
@@ -43,6 +48,15 @@ pub(crate) fn settle(mut workflow: Y, dialect: Dialect, report: &Report) -> Resu
         }
     }
     Err("what would be written is not valid".to_owned())
+}
+
+/// Whether the map that a path leads to has a key.
+fn has(workflow: &Y, path: &[&str], key: &str) -> bool {
+    let end = path.iter().try_fold(workflow, |at, key| match at {
+        Y::Map(map) => map.get(key),
+        _ => None,
+    });
+    matches!(end, Some(Y::Map(map)) if map.has(key))
 }
 
 fn errors_of(diagnostics: &[Diagnostic]) -> String {

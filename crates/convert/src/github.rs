@@ -1,6 +1,8 @@
 //! GitHub Actions. <https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-syntax>
 
+mod containers;
 mod expr;
+mod kept;
 mod matrix;
 mod on;
 mod parse;
@@ -28,7 +30,7 @@ pub(crate) fn convert(documents: &[Document], stem: &str, options: &Options, rep
     out.text("name", node.span.start, &title);
     let jobs = root.take("jobs").ok_or("the file has no `jobs`; it is an action or something else")?;
     let (triggers, inputs) = on::triggers(&root, report);
-    let mut names = Names { workflow: title, inputs, ..Names::default() };
+    let mut names = Names { workflow: title, inputs, artifacts: kept::roots(jobs), ..Names::default() };
     if let Some(entry) = root.entry("run-name") {
         match entry.value.text().map(|text| template(text, &names)) {
             Some(Ok(text)) => out.text("run_name", entry.span.start, text),
@@ -41,6 +43,11 @@ pub(crate) fn convert(documents: &[Document], stem: &str, options: &Options, rep
         let env = env(&fields, &names);
         names.env = fixed(&env);
         out.some("env", node.span.start, Y::Map(env));
+    }
+    if let Some(entry) = root.entry("concurrency")
+        && let Some(turns) = turns(&entry.value, "concurrency", &names, report)
+    {
+        out.put("concurrency", entry.span.start, turns);
     }
     let mut defaults = Defaults::default();
     if let Some(run) = root.fields("defaults").and_then(|fields| fields.fields("run")) {
@@ -112,6 +119,32 @@ fn env(fields: &Fields<'_>, names: &Names) -> Map {
     out
 }
 
+/// `concurrency`, whose members wait there too; only one of them, which is told.
+fn turns(node: &Node, path: &str, names: &Names, report: &Report) -> Option<Y> {
+    let from = node.span.start;
+    let group = |text: &str| match template(text, names) {
+        Ok(group) => Some(group),
+        Err(reason) => {
+            report.lose(from, path, format!("{reason}; runs may overlap"));
+            None
+        }
+    };
+    if let Some(text) = node.text() {
+        return Some(Y::Text(group(text)?));
+    }
+    let fields = Fields::of(node, path, report);
+    let cancel = fields.take("cancel-in-progress");
+    let group = group(fields.text("group")?)?;
+    let mut out = Map::default();
+    out.text("group", from, group);
+    match cancel.and_then(Node::text) {
+        Some("true") => out.put("cancel_in_progress", from, Y::Plain("true".into())),
+        Some("false") | None => {}
+        Some(_) => fields.lose("cancel-in-progress", "only true or false is possible; runs wait for each other"),
+    }
+    Some(Y::Map(out))
+}
+
 struct Job<'a> {
     fields: Fields<'a>,
     names: Names,
@@ -153,6 +186,12 @@ impl Job<'_> {
             self.names.env.extend(fixed(&env));
             out.some("env", from, Y::Map(env));
         }
+        if let Some(entry) = self.fields.entry("concurrency")
+            && let Some(turns) = turns(&entry.value, &self.fields.at("concurrency"), &self.names, self.report)
+        {
+            out.put("concurrency", from, turns);
+        }
+        self.containers(&mut out, from);
         let defaults = match self.fields.fields("defaults").and_then(|fields| fields.fields("run")) {
             Some(run) => Defaults::of(&run, self.defaults),
             None => self.defaults.clone(),
@@ -160,16 +199,17 @@ impl Job<'_> {
         let steps = self.fields.take("steps");
         let made =
             steps.map(|node| steps::convert(node, &self.fields.at("steps"), &mut self.names, &defaults, self.report));
-        let (checkout, steps) = made.unwrap_or_default();
+        let steps::Made { checkout, steps, kept } = made.unwrap_or_default();
         match checkout {
-            Some(depth) if depth != 1 => {
-                let mut checkout = Map::default();
-                checkout.put("depth", from, Y::Plain(depth.to_string()));
-                out.put("checkout", from, Y::Map(checkout));
-            }
+            Some(checkout) if !checkout.0.is_empty() => out.put("checkout", from, Y::Map(checkout)),
             Some(_) => {}
             None => out.put("checkout", from, Y::Plain("false".into())),
         }
+        out.some("cache", from, Y::List(kept.cache));
+        let mut artifacts = Map::default();
+        artifacts.some("upload", from, Y::List(kept.upload));
+        artifacts.some("download", from, Y::List(kept.download));
+        out.some("artifacts", from, Y::Map(artifacts));
         if let Some(fields) = self.fields.fields("outputs") {
             let agent = Names { agent: true, ..self.names.clone() };
             let mut outputs = Map::default();

@@ -1,6 +1,8 @@
 //! GitLab CI. <https://docs.gitlab.com/ci/yaml/>
 
+mod containers;
 mod job;
+mod kept;
 mod resolve;
 mod rules;
 
@@ -12,6 +14,7 @@ use crate::Options;
 use crate::source::{Fields, Report, entries, get, items};
 use crate::target::{Map, Y, job_name};
 use job::{Job, Variables};
+use kept::Product;
 use resolve::Resolver;
 
 /// Keys of the file that are no jobs.
@@ -40,6 +43,10 @@ struct Around<'a> {
     names: &'a BTreeMap<String, String>,
     /// Names of the jobs before each stage, nearest stage only.
     before: &'a BTreeMap<String, Vec<String>>,
+    /// Names of the jobs of all stages before, likewise.
+    earlier: &'a BTreeMap<String, Vec<String>>,
+    /// What jobs hand over, by name there.
+    products: &'a BTreeMap<String, Product>,
     /// The variables of the file.
     variables: &'a Variables,
     /// Pull requests start the workflow.
@@ -98,8 +105,18 @@ pub(crate) fn convert(
     }
     out.some("env", from, Y::Map(variables.env()));
     let stages = stages(&root, &jobs, report);
-    let (names, before) = order(&jobs, &stages);
-    let around = Around { names: &names, before: &before, variables: &variables, merge_requests, options, report };
+    let Order { names, before, earlier } = order(&jobs, &stages);
+    let product = |(name, _, node): &(String, Pos, Node)| Some((name.clone(), Product::of(node)?));
+    let around = Around {
+        names: &names,
+        before: &before,
+        earlier: &earlier,
+        products: &jobs.iter().filter(|(.., node)| get(node, "script").is_some()).filter_map(product).collect(),
+        variables: &variables,
+        merge_requests,
+        options,
+        report,
+    };
     let mut written = Map::default();
     for (name, place, node) in &jobs {
         let fields = Fields::of(node, name.clone(), report);
@@ -169,8 +186,14 @@ fn stage_of(node: &Node) -> &str {
     get(node, "stage").and_then(Node::text).unwrap_or("test")
 }
 
-/// The names of the jobs, and for each of them the jobs of the nearest stage before its own that has any.
-fn order(jobs: &[(String, Pos, Node)], stages: &[String]) -> (BTreeMap<String, String>, BTreeMap<String, Vec<String>>) {
+/// The names of the jobs, and for each of them the jobs of the nearest stage before its own that has any, and of all.
+struct Order {
+    names: BTreeMap<String, String>,
+    before: BTreeMap<String, Vec<String>>,
+    earlier: BTreeMap<String, Vec<String>>,
+}
+
+fn order(jobs: &[(String, Pos, Node)], stages: &[String]) -> Order {
     let mut names = BTreeMap::new();
     let mut taken = Vec::new();
     for (name, ..) in jobs {
@@ -181,15 +204,17 @@ fn order(jobs: &[(String, Pos, Node)], stages: &[String]) -> (BTreeMap<String, S
     let rank = |node: &Node| stages.iter().position(|stage| stage == stage_of(node)).unwrap_or(stages.len());
     // Jobs without a script never run; waiting for them would make no sense.
     let runs = |node: &Node| get(node, "script").is_some() || get(node, "run").is_some();
-    let mut before = BTreeMap::new();
+    let (mut before, mut earlier) = (BTreeMap::new(), BTreeMap::new());
     for (name, _, node) in jobs {
         let mine = rank(node);
         let nearest =
             jobs.iter().filter(|(.., other)| runs(other)).map(|(.., other)| rank(other)).filter(|r| *r < mine).max();
         let ahead = jobs.iter().filter(|(.., other)| runs(other) && Some(rank(other)) == nearest);
         before.insert(name.clone(), ahead.map(|(other, ..)| other.clone()).collect());
+        let all = jobs.iter().filter(|(.., other)| runs(other) && rank(other) < mine);
+        earlier.insert(name.clone(), all.map(|(other, ..)| other.clone()).collect());
     }
-    (names, before)
+    Order { names, before, earlier }
 }
 
 /// Whether a word stands anywhere in the file.

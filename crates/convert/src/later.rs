@@ -4,15 +4,16 @@
 /// of here.
 pub const LATER: &[(&str, &str)] = &[
     // All dialects.
-    ("container", CONTAINER),
-    ("image", CONTAINER),
-    ("services", "services are not started yet; start what the job needs in a step"),
-    ("environment", "environments are not supported yet"),
-    ("concurrency", "not carried over yet; write `concurrency` by hand, else runs of this workflow may overlap"),
-    ("cache", "not carried over yet; write `cache` by hand"),
-    ("artifacts", "not carried over yet; write `artifacts` by hand"),
+    ("cache.untracked", "which files git does not track is not asked; name them in `paths`"),
+    ("cache.fallback_keys", "not carried over; write `restore_keys` by hand"),
+    ("artifacts.exclude", "files cannot be left out; name those that are wanted"),
+    ("artifacts.untracked", "which files git does not track is not asked; name them in `paths`"),
+    ("artifacts.expose_as", "artifacts are listed with their run"),
+    (
+        "environment",
+        "a job with an environment is held back until this version can give it; write `environment` by hand then",
+    ),
     ("secrets", SECRETS),
-    ("retry", "not carried over yet; write `retry` by hand"),
     ("timeout", "no duration that can be carried over"),
     ("volumes", "host directories are not mounted"),
     ("privileged", "steps are not run privileged"),
@@ -26,24 +27,16 @@ pub const LATER: &[(&str, &str)] = &[
     ("include", "other files are not read; convert them too, or paste them in"),
     ("extends", "a template that is not in this file"),
     ("trigger", "pipelines of other projects and files are not started"),
-    (
-        "interruptible",
-        "not carried over yet; write `concurrency` with `cancel_in_progress` by hand, else a newer run does not end this one",
-    ),
-    (
-        "resource_group",
-        "not carried over yet; write `concurrency` on the job by hand, else runs of this job may overlap",
-    ),
+    ("interruptible", "write `concurrency` with `cancel_in_progress` by hand, else a newer run does not end this one"),
     ("coverage", "coverage is not read from logs"),
     ("id_tokens", "identity tokens are not supported yet"),
     ("release.tag_name", "releases are made by a step that calls the forge"),
     ("pages", "pages are not published"),
-    ("dependencies", "not carried over yet; write `artifacts.download` by hand"),
     ("inherit", "defaults are written into every job"),
     ("changes", "jobs are not chosen by changed files; the condition counts as met"),
     ("exists", "jobs are not chosen by files of the repository; the condition counts as met"),
     ("workflow.name", "a title of the pipeline with variables of GitLab"),
-    ("auto_cancel", "not carried over yet; write `concurrency` with `cancel_in_progress` by hand"),
+    ("auto_cancel", "write `concurrency` with `cancel_in_progress` by hand"),
     ("stages", "a stage of this name has no jobs"),
     ("spec", "inputs of included files are not supported"),
     // Woodpecker and Drone.
@@ -68,7 +61,9 @@ pub const LATER: &[(&str, &str)] = &[
     ("when.instance", "there is one installation"),
 ];
 
-const CONTAINER: &str = "containers are not supported yet; the step runs on the agent itself, which needs its tools";
+const CONTAINER: &str = "this is not passed on to the container";
+/// Why an image does not come along where nobody wants containers.
+pub const NO_CONTAINERS: &str = "containers are left out; the steps run on the agent itself, which needs their tools";
 /// Why secrets do not come along.
 pub const SECRETS: &str = "secrets are not supported yet; the value is empty";
 
@@ -86,9 +81,9 @@ mod tests {
 
     #[test]
     fn the_longest_end_of_a_path_gives_the_reason() {
-        assert!(reason("jobs.build.image").starts_with("containers"));
+        assert!(reason("steps.build.dns").starts_with("this is not passed on"));
         assert!(reason("workflow.name").starts_with("a title"));
-        assert_eq!(reason("jobs.myimage"), "it has no counterpart");
+        assert_eq!(reason("jobs.mydns"), "it has no counterpart");
         let mut ends: Vec<&str> = LATER.iter().map(|(end, _)| *end).collect();
         ends.sort_unstable();
         assert!(ends.windows(2).all(|pair| pair[0] != pair[1]), "{ends:?}");

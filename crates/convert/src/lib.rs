@@ -11,6 +11,7 @@
 
 mod cel;
 mod check;
+mod containers;
 mod github;
 mod gitlab;
 pub mod later;
@@ -119,11 +120,13 @@ pub struct Conversion {
 pub struct Options {
     /// Label of jobs that ask for no machine.
     pub runs_on: String,
+    /// Images come along; else steps run on the agent itself, and what that loses is listed.
+    pub containers: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { runs_on: "default".to_owned() }
+        Self { runs_on: "default".to_owned(), containers: true }
     }
 }
 

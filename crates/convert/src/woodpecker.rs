@@ -3,6 +3,7 @@
 //! A pipeline is one workspace that its steps share, so it becomes one job with steps; the pipelines of a Drone file become
 //! the jobs of one workflow.
 
+mod containers;
 mod when;
 
 use std::collections::BTreeSet;
@@ -97,8 +98,10 @@ impl Pipeline<'_> {
         let mut steps = Vec::new();
         let node = fields.take("steps").or_else(|| fields.take("pipeline"));
         let listed = self.listed(node);
+        let contained = self.container(&mut out, &listed, &matrix);
+        self.services(&mut out, &matrix);
         for (name, node) in &listed {
-            steps.push(self.step(name, node, &matrix));
+            steps.push(self.step(name, node, &matrix, contained));
         }
         out.put("steps", self.from, Y::List(steps));
         out
@@ -235,7 +238,7 @@ impl Pipeline<'_> {
         done
     }
 
-    fn step(&self, name: &str, node: &Node, matrix: &BTreeSet<String>) -> Y {
+    fn step(&self, name: &str, node: &Node, matrix: &BTreeSet<String>, contained: bool) -> Y {
         let path = format!("{}.{name}", self.fields.at("steps"));
         let fields = Fields::of(node, path.clone(), self.report);
         let from = node.span.start;
@@ -249,6 +252,11 @@ impl Pipeline<'_> {
             fields.lose_rest("it goes with its plugin");
             return Y::Note(format!("line {}: step `{name}` is not converted: it runs the plugin {image}", from.line));
         };
+        if contained {
+            let _ = (fields.take("image"), fields.take("pull"));
+        } else {
+            fields.lose("image", self.no_container());
+        }
         let mut step = Map::default();
         step.text("name", from, name);
         if let Some(node) = fields.take("when") {

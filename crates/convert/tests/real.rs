@@ -85,3 +85,65 @@ fn most_real_files_are_not_refused() {
     println!("{}", refused.join("\n"));
     assert!(refused.len() <= 10, "{refused:#?}");
 }
+
+/// The keys that are lost most often, without what leads there.
+fn lost(made: &Conversion) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for loss in &made.losses {
+        let key = loss.key.rsplit('.').find(|part| part.parse::<usize>().is_err()).unwrap_or("-");
+        *counts.entry(if key.is_empty() { "-" } else { key }).or_default() += 1;
+    }
+    let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
+    counts.sort_by_key(|(key, count)| (std::cmp::Reverse(*count), *key));
+    let shown: Vec<String> = counts.iter().take(6).map(|(key, count)| format!("`{key}` {count}")).collect();
+    let more = counts.len().saturating_sub(shown.len());
+    shown.join(", ") + &if more > 0 { format!(", {more} more") } else { String::new() }
+}
+
+/// The report of the documentation tells the truth: each file, and what becomes of it. `UPDATE=1` writes it again.
+#[test]
+fn the_report_of_the_documentation_is_of_these_files() {
+    let all = all();
+    if all.is_empty() {
+        return;
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/converting-report.md");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, report(&all)).expect("written");
+    }
+    let written = std::fs::read_to_string(&path).expect("the report");
+    for (name, (_, made)) in &all {
+        let start = format!("| {name} | {} |", outcome(made));
+        assert!(written.contains(&start), "`{start}` is not in docs/converting-report.md; UPDATE=1 writes it again");
+    }
+}
+
+fn outcome(made: &Conversion) -> String {
+    match &made.outcome {
+        Outcome::Runs => "runs".to_owned(),
+        Outcome::RunsWithLoss => "runs with losses".to_owned(),
+        Outcome::Refused { reason } => format!("refused: {reason}"),
+    }
+}
+
+fn report(all: &BTreeMap<String, (String, Conversion)>) -> String {
+    let mut out = String::from(
+        "# Real files, converted\n\nWhat `kici-admin workflow convert` makes of 65 public files of other systems, unchanged: the outcome, the jobs of \
+         the workflow,\nhow many losses are named, and the keys that are lost most often with their numbers. Made by the tests of \
+         `kici-convert`\n(`UPDATE=1`); [converting.md](converting.md) says what comes along.\n\n",
+    );
+    let count = |wanted: &str| all.values().filter(|(_, made)| outcome(made).starts_with(wanted)).count();
+    let losses = count("runs with losses");
+    out += &format!(
+        "{} run as they were, {losses} run with losses, {} are refused.\n\n| file | outcome | jobs | losses | lost most often |\n|---|---|---|---|---|\n",
+        count("runs") - losses,
+        count("refused")
+    );
+    for (name, (_, made)) in all {
+        let jobs = made.text.as_deref().map_or(0, |text| {
+            compile_file("converted.yaml", text).workflows.iter().map(|workflow| workflow.jobs.len()).sum()
+        });
+        out += &format!("| {name} | {} | {jobs} | {} | {} |\n", outcome(made), made.losses.len(), lost(made));
+    }
+    out
+}

@@ -44,6 +44,7 @@ impl Dispatcher {
             CancelOutcome::AlreadyTerminal(status) => return Err(DispatchError::AlreadyTerminal(status)),
             CancelOutcome::Cancelling { effects } => effects,
         };
+        self.disown(&mut effects.to_stop).await;
         let mut report = self.stop_at_agents(&effects.to_stop, force);
         let stopping: Vec<_> = effects.to_stop.drain(..).map(|held| held.job).collect();
         let stopped = |job: &JobRef| stopping.contains(job);
@@ -60,6 +61,24 @@ impl Dispatcher {
         self.wake();
         tracing::info!(%run_id, by, force, ?report, "a run is being cancelled");
         Ok(report)
+    }
+
+    /// Jobs whose orchestrator is dead are nobody's: there is no session that could be told, and no instance that hears of it.
+    async fn disown(&self, jobs: &mut [HeldJob]) {
+        let elsewhere = |held: &HeldJob| held.owner.as_ref().is_some_and(|owner| *owner != self.config.instance);
+        if !jobs.iter().any(elsewhere) {
+            return;
+        }
+        let dead = match self.own_and_dead_instances().await {
+            Ok(dead) => dead,
+            Err(error) => {
+                tracing::warn!(%error, "whose orchestrators are dead cannot be told; stuck cancels are looked at again");
+                return;
+            }
+        };
+        for held in jobs {
+            held.owner = held.owner.take().filter(|owner| !dead.contains(owner));
+        }
     }
 
     /// Stops jobs that agents hold here and that another instance cancelled or ended.

@@ -56,7 +56,7 @@ pub struct DispatchConfig {
     pub ownership_timeout: Duration,
     /// `Register` must come within this time.
     pub register_timeout: Duration,
-    /// Largest log of one step in bytes, told to agents; zero is no limit.
+    /// Largest log of one step in bytes, told to agents; zero leaves it to the settings of each.
     pub max_log_bytes: u64,
     /// Time from TERM to KILL for jobs that name none.
     pub default_grace: Duration,
@@ -105,7 +105,7 @@ impl DispatchConfig {
             stale_after: Duration::from_secs(120),
             ownership_timeout: Duration::from_secs(5),
             register_timeout: Duration::from_secs(10),
-            max_log_bytes: 512 << 20,
+            max_log_bytes: 0,
             default_grace: Duration::from_secs(10),
             max_grace: Duration::from_secs(30),
             cancel_slack: Duration::from_secs(30),

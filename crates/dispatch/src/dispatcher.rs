@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::activate::Activator;
+use crate::comings::Comings;
 use crate::config::DispatchConfig;
 use crate::deadlines::Deadlines;
 use crate::decide::attempts::Attempts;
@@ -29,6 +30,7 @@ use crate::meters;
 use crate::placing::Calls;
 use crate::ports::{Change, Changes, Clones, Scaler};
 use crate::registry::{AgentView, Registry};
+use crate::routing::Shown;
 use crate::scaling::Scaling;
 use crate::timers::Timer;
 use crate::triage::LateTriage;
@@ -101,6 +103,7 @@ pub struct Dispatcher {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) ids: Arc<dyn IdSource>,
     pub(crate) registry: Registry,
+    pub(crate) comings: Comings,
     pub(crate) locks: Arc<Locks>,
     pub(crate) activator: Arc<Activator>,
     pub(crate) deadlines: Deadlines<Timer>,
@@ -113,7 +116,8 @@ pub struct Dispatcher {
     pub(crate) draining: AtomicBool,
     pub(crate) claims_stopped: Mutex<Option<String>>,
     pub(crate) selectors: Mutex<HashMap<String, Option<Arc<CompiledSelector>>>>,
-    pub(crate) routing_reasons: Mutex<HashMap<JobId, String>>,
+    /// Held during a look at what waits.
+    pub(crate) routing_shown: tokio::sync::Mutex<Shown>,
     /// Not more than there are jobs under way.
     pub(crate) late_triage: Mutex<Vec<LateTriage>>,
     pub(crate) known_hosts: tokio::sync::Mutex<Option<Arc<KnownHosts>>>,
@@ -152,6 +156,7 @@ impl Dispatcher {
             clock: ports.clock,
             ids: ports.ids,
             registry: Registry::default(),
+            comings: Comings::default(),
             locks,
             activator: Arc::new(activator),
             deadlines: Deadlines::default(),
@@ -164,7 +169,7 @@ impl Dispatcher {
             draining: AtomicBool::new(false),
             claims_stopped: Mutex::default(),
             selectors: Mutex::default(),
-            routing_reasons: Mutex::default(),
+            routing_shown: tokio::sync::Mutex::default(),
             late_triage: Mutex::default(),
             known_hosts: tokio::sync::Mutex::default(),
             claim_attempts: Mutex::default(),

@@ -9,6 +9,7 @@
 mod activate;
 mod cancel;
 mod claims;
+mod comings;
 pub mod config;
 mod deadlines;
 pub mod decide;

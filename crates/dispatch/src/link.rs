@@ -63,7 +63,7 @@ impl Link {
             closing: CancellationToken::new(),
             reason: Mutex::default(),
         });
-        let outbound = Outbound { queue, shared: shared.clone(), seq: 0, end: End::Open };
+        let outbound = Outbound { queue, shared: shared.clone(), seq: 0, ack: None, end: End::Open };
         let stream = futures::stream::unfold(outbound, Outbound::next);
         (Self { frames, shared }, Box::pin(stream))
     }
@@ -144,6 +144,8 @@ struct Outbound {
     queue: mpsc::Receiver<Box<Frame>>,
     shared: Arc<Shared>,
     seq: u64,
+    /// An acknowledgement that goes out behind so many queued frames.
+    ack: Option<(u64, usize)>,
     end: End,
 }
 
@@ -160,22 +162,31 @@ impl Outbound {
             End::Open => self.end = End::Open,
         }
         loop {
+            if let Some((up_to_seq, 0)) = self.ack {
+                self.ack = None;
+                let frame = self.frame(Frame::FrameAck(FrameAck { up_to_seq }));
+                return Some((Ok(frame), self));
+            }
             tokio::select! {
                 biased;
                 () = self.shared.closing.cancelled() => return self.goodbye(),
                 Some(frame) = self.queue.recv() => {
+                    if let Some((_, before)) = &mut self.ack {
+                        *before -= 1;
+                    }
                     let frame = self.frame(*frame);
                     return Some((Ok(frame), self));
                 }
-                () = self.shared.ack_due.notified() => {
-                    let up_to_seq = lock(&self.shared.settled).announce();
-                    if let Some(up_to_seq) = up_to_seq {
-                        let frame = self.frame(Frame::FrameAck(FrameAck { up_to_seq }));
-                        return Some((Ok(frame), self));
-                    }
-                }
+                () = self.shared.ack_due.notified(), if self.ack.is_none() => self.announce(),
             }
         }
+    }
+
+    /// A refusal is queued before its frame counts as settled: what is in the queue after the look at what is settled goes out
+    /// first. The other way round an agent would take a refused result for one that was taken, and forget it.
+    fn announce(&mut self) {
+        let up_to_seq = lock(&self.shared.settled).announce();
+        self.ack = up_to_seq.map(|up_to_seq| (up_to_seq, self.queue.len()));
     }
 
     /// What was queued before the close goes out first: an agent that asked gets its answer.
@@ -194,10 +205,74 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use futures::StreamExt;
-    use kici_protocol::agent::AgentDrain;
+    use kici_protocol::agent::{AgentDrain, FrameNack};
     use uuid::Uuid;
 
     use super::*;
+
+    fn nack(seq: u64) -> Frame {
+        Frame::FrameNack(FrameNack { seq, ..FrameNack::default() })
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_comes_during_the_look_precedes_the_acknowledgement_that_covers_it() {
+        let (frames, queue) = mpsc::channel(QUEUE);
+        let (link, _) = Link::new(SessionId::from_uuid(Uuid::from_u128(1)));
+        let link = Link { frames, ..link };
+        let mut outbound = Outbound { queue, shared: link.shared.clone(), seq: 0, ack: None, end: End::Open };
+        for seq in 1..=3 {
+            link.opened(seq).unwrap();
+        }
+        link.settle(1);
+        // The stream has found its queue empty and is about to acknowledge the first frame.
+        link.send(nack(2)).await.unwrap();
+        link.settle(2);
+        outbound.announce();
+        // This one is not covered: it may go out behind.
+        link.send(nack(3)).await.unwrap();
+        link.settle(3);
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let (frame, next) = outbound.next().await.unwrap();
+            outbound = next;
+            seen.push(frame.unwrap().frame.unwrap());
+        }
+        let ack = |up_to_seq| Frame::FrameAck(FrameAck { up_to_seq });
+        assert_eq!(seen, [nack(2), ack(2), nack(3), ack(3)]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whoever_refuses_and_settles_beside_others_is_heard_before_the_acknowledgement() {
+        const FRAMES: u64 = 20_000;
+        let (link, mut stream) = Link::new(SessionId::from_uuid(Uuid::from_u128(1)));
+        for seq in 1..=FRAMES {
+            link.opened(seq).unwrap();
+        }
+        let tasks = tokio_util::task::TaskTracker::new();
+        for task in 0..4 {
+            let link = link.clone();
+            tasks.spawn(async move {
+                for seq in (1..=FRAMES).filter(|seq| seq % 4 == task) {
+                    if seq % 3 == 0 {
+                        link.send(nack(seq)).await.unwrap();
+                    }
+                    link.settle(seq);
+                }
+            });
+        }
+        let (mut acked, mut refused) = (0, 0);
+        while acked < FRAMES {
+            match stream.next().await.unwrap().unwrap().frame {
+                Some(Frame::FrameAck(ack)) => acked = ack.up_to_seq,
+                Some(Frame::FrameNack(nack)) => {
+                    assert!(nack.seq > acked, "{} was acknowledged with {acked} and then refused", nack.seq);
+                    refused += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(refused, FRAMES / 3);
+    }
 
     #[tokio::test]
     async fn acks_are_merged_and_goodbye_is_the_last_frame() {

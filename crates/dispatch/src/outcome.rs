@@ -18,30 +18,51 @@ use crate::ports::Change;
 use crate::timers::Timer;
 use crate::triage::LateTriage;
 
+/// A delivery that is to be undone.
+#[derive(Clone, Debug)]
+pub(crate) struct Undone {
+    pub job: JobRef,
+    /// What it must be in.
+    pub from: RequeueFrom,
+    /// For people.
+    pub why: String,
+    /// The label of the metric.
+    pub meter: &'static str,
+    /// It counts against the budget of the job.
+    pub counts: bool,
+}
+
+impl Undone {
+    /// One that counts.
+    pub fn new(job: JobRef, from: RequeueFrom, why: impl Into<String>, meter: &'static str) -> Self {
+        Self { job, from, why: why.into(), meter, counts: true }
+    }
+}
+
 impl Dispatcher {
-    /// Puts a delivery back into the queue and looks for another agent.
-    pub(crate) async fn requeue(self: &Arc<Self>, job: JobRef, from: RequeueFrom, why: &str, meter: &'static str) {
-        if self.requeue_quietly(job, from, why, meter).await {
-            self.jobs_queued(&[job.job_id]);
+    /// Puts a delivery back into the queue and looks for another agent. True when it took effect.
+    pub(crate) async fn requeue(self: &Arc<Self>, undone: Undone) -> bool {
+        let job = undone.job.job_id;
+        let done = self.requeue_quietly(undone).await;
+        if done {
+            self.jobs_queued(&[job]);
         }
+        done
     }
 
-    /// Like [`requeue`](Self::requeue) without the look for another agent. True when it took effect.
-    pub(crate) async fn requeue_quietly(
-        self: &Arc<Self>,
-        job: JobRef,
-        from: RequeueFrom,
-        why: &str,
-        meter: &'static str,
-    ) -> bool {
+    /// Like [`requeue`](Self::requeue) without the look for another agent.
+    pub(crate) async fn requeue_quietly(self: &Arc<Self>, undone: Undone) -> bool {
+        let Undone { job, meter, counts, .. } = undone;
         self.forget_timers(job);
         let request = RequeueRequest {
             job,
-            from: from.clone(),
-            reason: why.to_owned(),
+            from: undone.from.clone(),
+            reason: undone.why.clone(),
             budget: self.config.max_attempts,
+            counts,
             expires_at: self.queue_expires_at(),
         };
+        let why = &undone.why;
         match self.store.queue_requeue(request, self.activate()).await {
             Ok(Requeued::Requeued { attempts }) => {
                 tracing::info!(job = %job.job_id, epoch = job.epoch, attempts, why, "a job went back into the queue");
@@ -57,7 +78,7 @@ impl Dispatcher {
             }
             Ok(Requeued::Lost) => false,
             Err(error) => {
-                self.later(LateTriage::Requeue { job, from, why: why.to_owned(), meter }, &error);
+                self.later(LateTriage::Requeue(undone), &error);
                 false
             }
         }

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use kici_engine::ids::{AgentId, SessionId};
 use kici_engine::labels::CompiledSelector;
@@ -15,6 +16,7 @@ use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::link::Link;
 use crate::meters;
 use crate::offer::{OfferError, OfferMaker};
+use crate::outcome::Undone;
 use crate::registry::slots::{Reservation, Wanted};
 use crate::timers::{ARM_AFTER, Timer};
 
@@ -23,18 +25,47 @@ const CLAIM_BATCH: u64 = 256;
 /// Compiled selectors kept.
 const MAX_SELECTORS: usize = 4096;
 
+/// First pause after a pass that missed something.
+const MISSED_PAUSE: Duration = Duration::from_millis(20);
+
+/// What a pass came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passed {
+    /// No waiting job has a free agent.
+    Served,
+    /// Rows wait, agents for them are free, and no row could be claimed: other transactions have them (claims pass over what is
+    /// locked), or they waited too long and are about to end. The end of such a transaction wakes nobody.
+    Missed,
+}
+
+/// How long to wait for a signal after a pass: a short while after one that missed something, longer each time that nothing but
+/// the time led to it.
+fn next_pause(last: Duration, woken: bool, missed: bool, longest: Duration) -> Duration {
+    match (missed, woken) {
+        (false, _) => longest,
+        (true, true) => MISSED_PAUSE.min(longest),
+        (true, false) if last >= longest => MISSED_PAUSE.min(longest),
+        (true, false) => (last * 2).min(longest),
+    }
+}
+
 impl Dispatcher {
     pub(crate) async fn pump(self: Arc<Self>) {
+        let mut pause = self.config.redrive_interval;
         loop {
-            tokio::select! {
+            let woken = tokio::select! {
                 () = self.stopping.cancelled() => return,
-                () = self.work.notified() => {}
-                () = tokio::time::sleep(self.config.redrive_interval) => {}
-            }
+                () = self.work.notified() => true,
+                () = tokio::time::sleep(pause) => false,
+            };
             let made = self.calls.made();
-            match self.pass().await {
-                Ok(_) => {
-                    self.calls.served(made);
+            let passed = self.pass().await;
+            pause = next_pause(pause, woken, matches!(passed, Ok(Passed::Missed)), self.config.redrive_interval);
+            match passed {
+                Ok(passed) => {
+                    if passed == Passed::Served {
+                        self.calls.served(made);
+                    }
                     self.scaling.served();
                 }
                 // The next signal or the safety net tries again.
@@ -43,18 +74,17 @@ impl Dispatcher {
         }
     }
 
-    /// Claims until no waiting job has a free agent. Returns how many jobs were claimed.
-    pub(crate) async fn pass(self: &Arc<Self>) -> Result<usize, DispatchError> {
-        let mut claimed = 0;
+    /// Claims until no waiting job has a free agent.
+    pub(crate) async fn pass(self: &Arc<Self>) -> Result<Passed, DispatchError> {
         // Agents that refused what waits for them: others are asked instead.
         let mut passed_over = HashSet::new();
         loop {
             if self.not_claiming().is_some() {
-                return Ok(claimed);
+                return Ok(Passed::Served);
             }
             let pending = self.store.queue_selectors_pending().await?;
             if pending.is_empty() {
-                return Ok(claimed);
+                return Ok(Passed::Served);
             }
             let wanted = self.wanted(pending);
             let reservations = self.registry.reserve(&wanted, CLAIM_BATCH, &passed_over);
@@ -62,17 +92,17 @@ impl Dispatcher {
                 self.routing.notify_one();
             }
             if reservations.is_empty() {
-                return Ok(claimed);
+                return Ok(Passed::Served);
             }
             let refusers: Vec<AgentId> =
                 reservations.iter().filter(|r| !r.except.is_empty()).map(|r| r.agent_id.clone()).collect();
+            let all_refused = refusers.len() == reservations.len();
             let count = self.claim(reservations).await?;
-            claimed += count;
             if count == 0 {
                 let known = passed_over.len();
                 passed_over.extend(refusers);
                 if passed_over.len() == known {
-                    return Ok(claimed);
+                    return Ok(if all_refused { Passed::Served } else { Passed::Missed });
                 }
             }
         }
@@ -190,7 +220,7 @@ impl Dispatcher {
         let now = Instant::now();
         let cancelled = self.registry.with_job(link.session_id(), job, |tracked| {
             tracked.offered_at = Some(now);
-            tracked.grace = std::time::Duration::from_millis(offer.grace_period_ms);
+            tracked.grace = Duration::from_millis(offer.grace_period_ms);
             tracked.cancelling
         });
         match cancelled {
@@ -216,6 +246,26 @@ impl Dispatcher {
     /// A claim that no agent will ever see.
     async fn undo(self: &Arc<Self>, claimed: &ClaimedJob, why: &str, meter: &'static str) {
         let from = RequeueFrom::NotStarted(claimed.agent_id.clone());
-        self.requeue(claimed.job_ref, from, why, meter).await;
+        self.requeue(Undone::new(claimed.job_ref, from, why, meter)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_missed_is_looked_at_again_soon_and_then_less_and_less_often() {
+        let (long, first) = (Duration::from_secs(10), MISSED_PAUSE);
+        assert_eq!(next_pause(long, true, true, long), first);
+        assert_eq!(next_pause(first, false, true, long), first * 2);
+        assert_eq!(next_pause(first * 2, true, true, long), first, "a signal begins anew");
+        assert_eq!(next_pause(first * 2, false, false, long), long);
+        let mut pause = first;
+        for _ in 0..9 {
+            pause = next_pause(pause, false, true, long);
+        }
+        assert_eq!(pause, long);
+        assert_eq!(next_pause(first, true, true, Duration::from_millis(5)), Duration::from_millis(5));
     }
 }

@@ -171,6 +171,8 @@ impl Dispatcher {
             tracing::warn!(agent = %identity.agent_id, %error, "whether a host restarted could not be read");
             Refused { reason: CloseReason::Internal, message: "the host cannot be read now; try again".into() }
         })?;
+        // Its last session may be ending: that must be over, or not have begun, before its jobs are looked at.
+        let door = self.comings.door(&identity.agent_id).await;
         let reconciled = self.reconcile(register, &identity).await.map_err(|error| {
             tracing::warn!(agent = %identity.agent_id, %error, "the jobs of an agent could not be reconciled");
             Refused {
@@ -187,6 +189,7 @@ impl Dispatcher {
         let reserved = u32::from(bound.is_some());
         let (held, draining) = (reconciled.held, register.draining);
         let replaced = self.registry.insert(identity.clone(), link.clone(), held, draining, reboot, reserved, answer);
+        drop(door);
         let mut forgotten = reconciled.forgotten;
         if let Some(replaced) = replaced {
             let known: Vec<JobRef> = forgotten.iter().map(|(job, _)| *job).collect();

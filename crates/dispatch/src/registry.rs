@@ -95,6 +95,8 @@ struct Entry {
     reserved: u32,
     /// Why it takes no work until it says otherwise.
     draining: Option<String>,
+    /// It said by itself that it takes no more work: it may leave at any time, in order.
+    leaving: bool,
     resetting: bool,
     degraded: Vec<String>,
     /// Takes no work until then: it said "busy" although the count here says otherwise.
@@ -150,6 +152,8 @@ pub(crate) struct Departed {
     pub identity: Identity,
     /// The job that asked for the restart of the host.
     pub reboot_job: Option<JobId>,
+    /// It had said before that it takes no more work.
+    pub leaving: bool,
     pub jobs: Vec<Tracked>,
 }
 
@@ -256,6 +260,7 @@ impl Registry {
         }
         inner.index(&id, &identity.facts);
         inner.by_session.insert(identity.session_id, id.clone());
+        let leaving = draining;
         let too_silent = inner.ack_timeouts.get(&id).is_some_and(|n| *n >= MAX_ACK_TIMEOUTS);
         let draining = match (draining, too_silent) {
             (true, _) => Some("asked to by its operator".to_owned()),
@@ -279,6 +284,7 @@ impl Registry {
                 jobs,
                 reserved,
                 draining,
+                leaving,
                 resetting: false,
                 degraded: Vec::new(),
                 paused_until: None,
@@ -301,6 +307,7 @@ impl Registry {
         let new = identity.facts.clone();
         let id = identity.agent_id.clone();
         entry.identity = identity;
+        entry.leaving = draining;
         if draining {
             entry.draining.get_or_insert_with(|| "asked to by its operator".to_owned());
         }
@@ -319,7 +326,8 @@ impl Registry {
         inner.forget_jobs(&id, entry.jobs.keys());
         inner.free.remove(&id);
         let reboot_job = entry.reboot.and_then(|reboot| reboot.job);
-        Some(Departed { identity: entry.identity, reboot_job, jobs: entry.jobs.into_values().collect() })
+        let (leaving, jobs) = (entry.leaving, entry.jobs.into_values().collect());
+        Some(Departed { identity: entry.identity, reboot_job, leaving, jobs })
     }
 
     /// The current identity of a session.

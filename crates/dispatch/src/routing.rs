@@ -1,13 +1,13 @@
 //! Why a job waits: reasons on waiting rows, jobs that nobody could ever run, and the explanation per agent.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use kici_engine::ids::{AgentId, JobId};
 use kici_engine::labels::{AgentFacts, CompiledSelector, eligible, explain_unroutable};
 use kici_engine::scaling::MAX_SCANNED;
 use kici_engine::state::{FailureReason, QueueStatus};
-use kici_store::model::{AgentType, FailRequest, QueueRow, RosterHost, Routing};
+use kici_store::model::{AgentType, FailRequest, JobRef, QueueRow, RosterHost, Routing};
 
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
@@ -59,6 +59,28 @@ fn whereabouts(host: &RosterHost) -> String {
     }
 }
 
+/// The reasons that stand with waiting rows, as far as this process wrote them. A claim clears the reason of its row, hence the
+/// epoch: of a row that came back nothing is known.
+#[derive(Debug, Default)]
+pub(crate) struct Shown(HashMap<JobId, (u32, String)>);
+
+impl Shown {
+    fn get(&self, row: JobRef) -> Option<&String> {
+        self.0.get(&row.job_id).filter(|(epoch, _)| *epoch == row.epoch).map(|(_, reason)| reason)
+    }
+
+    fn set(&mut self, row: JobRef, reason: Option<String>) {
+        match reason {
+            Some(reason) => drop(self.0.insert(row.job_id, (row.epoch, reason))),
+            None => drop(self.0.remove(&row.job_id)),
+        }
+    }
+
+    fn keep(&mut self, waiting: &HashSet<JobId>) {
+        self.0.retain(|job, _| waiting.contains(job));
+    }
+}
+
 fn facts_of(host: &RosterHost) -> AgentFacts {
     AgentFacts { labels: host.effective_labels(), mandatory: Default::default(), machine_id: host.machine_id.clone() }
 }
@@ -80,10 +102,14 @@ impl Dispatcher {
     /// Writes or clears the reasons of waiting rows and fails those that nobody could run for longer than the grace.
     /// Returns how many rows changed.
     pub(crate) async fn probe_routing(self: &Arc<Self>) -> Result<u64, DispatchError> {
+        // One look at a time, or the words of an older one could be written last.
+        let mut shown = self.routing_shown.lock().await;
+        let noted = self.scaling.noted();
         let rows = self.store.queue_oldest_pending(MAX_SCANNED).await?;
+        let waiting: HashSet<JobId> = rows.iter().map(|row| row.job_id).collect();
+        self.scaling.keep_notes(&noted, &waiting);
+        shown.keep(&waiting);
         if rows.is_empty() {
-            self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).clear();
-            self.scaling.keep_notes(&HashSet::new());
             return Ok(0);
         }
         let facts = self.connected();
@@ -113,21 +139,18 @@ impl Dispatcher {
                 dead.push((row.job_ref(), format!("for {} s: {reason}", grace.as_secs())));
                 continue;
             }
-            let mut known = self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = known.get(&row.job_id);
-            if before == reason.as_ref() && unroutable == row.unroutable_since.is_some() {
-                continue;
+            if shown.get(row.job_ref()) != reason.as_ref() || unroutable != row.unroutable_since.is_some() {
+                let unroutable_since = unroutable.then_some(now);
+                changes.push((row.job_ref(), Routing { job_id: row.job_id, reason, unroutable_since }));
             }
-            match &reason {
-                Some(reason) => known.insert(row.job_id, reason.clone()),
-                None => known.remove(&row.job_id),
-            };
-            changes.push(Routing { job_id: row.job_id, reason, unroutable_since: unroutable.then_some(now) });
         }
-        self.forget_reasons(&rows);
         let count = (changes.len() + dead.len()) as u64;
         if !changes.is_empty() {
-            self.store.queue_routing_set(changes).await?;
+            self.store.queue_routing_set(changes.iter().map(|(_, change)| change.clone()).collect()).await?;
+            // Only now: what was not written is tried again at the next look.
+            for (job, change) in changes {
+                shown.set(job, change.reason);
+            }
         }
         for (job, message) in dead {
             meters::unroutable_failed();
@@ -141,12 +164,6 @@ impl Dispatcher {
     fn connected(&self) -> Connected {
         let all = self.registry.all_facts();
         Connected { facts: all.iter().map(|(_, facts)| (**facts).clone()).collect(), by_id: all.into_iter().collect() }
-    }
-
-    fn forget_reasons(&self, rows: &[QueueRow]) {
-        let waiting: HashSet<JobId> = rows.iter().map(|row| row.job_id).collect();
-        self.scaling.keep_notes(&waiting);
-        self.routing_reasons.lock().unwrap_or_else(PoisonError::into_inner).retain(|job, _| waiting.contains(job));
     }
 
     /// Known hosts that are not connected here: static ones, and all that are connected to another instance.
@@ -246,5 +263,27 @@ fn route(row: &QueueRow, connected: &Connected, absent: &[RosterHost]) -> Route 
     match absent.iter().find(|host| eligible(&compiled, machine, &facts_of(host)).is_ok()) {
         Some(host) => Route::Absent(format!("agent {} could run it and is {}", host.agent_id, whereabouts(host))),
         None => Route::Nowhere(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kici_engine::ids::RunId;
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn of_a_row_that_came_back_no_reason_stands() {
+        let run_id = RunId::from_uuid(Uuid::from_u128(1));
+        let at = |epoch| JobRef { run_id, job_id: JobId::from_uuid(Uuid::from_u128(2)), epoch };
+        let mut shown = Shown::default();
+        shown.set(at(0), Some("no room".into()));
+        assert_eq!(shown.get(at(0)).map(String::as_str), Some("no room"));
+        assert_eq!(shown.get(at(1)), None, "the claim cleared it");
+        shown.set(at(1), Some("no room".into()));
+        assert!(shown.get(at(1)).is_some());
+        shown.keep(&HashSet::new());
+        assert_eq!(shown.get(at(1)), None);
     }
 }

@@ -18,12 +18,16 @@ use tokio::time::Instant;
 
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
+use crate::outcome::Undone;
 use crate::ports::{Scaler, SpawnRequest};
+use crate::pump::Passed;
 use crate::registry::slots::Wanted;
 use crate::timers::Timer;
 
 /// New jobs that the scaler has not been asked for yet; the sweep finds what goes beyond.
 const MAX_ASKS: usize = 10_000;
+/// Milliseconds after each try to hand out a job while another transaction has its row: the time of a write, up to a slow one.
+const LOCKED_PAUSES: [u64; 8] = [5, 20, 50, 100, 200, 400, 800, 1600];
 /// Room that comes free in bits is looked at once.
 const ROOM_SETTLES: Duration = Duration::from_millis(250);
 
@@ -72,6 +76,15 @@ impl DispatchOutcome {
     }
 }
 
+/// Whether an agent got the job that it was started for.
+enum Bound {
+    Claimed,
+    /// It does not wait any more, or not for this agent.
+    Gone,
+    /// It waits, and another transaction has its row.
+    Locked,
+}
+
 /// Whether a pass runs, and whether somebody called for one meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Flight {
@@ -97,19 +110,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The one pass that runs; ends its flight however it ends.
-struct Turn<'a>(&'a Scaling);
+struct Turn<'a> {
+    scaling: &'a Scaling,
+    over: bool,
+}
 
 impl Turn<'_> {
-    /// True when somebody called during the pass: there is to be one more.
-    fn again(&self) -> bool {
-        let mut flight = lock(&self.0.flight);
-        std::mem::replace(&mut *flight, Flight::Running) == Flight::Called
+    /// True when somebody called during the pass: there is to be one more. If not, the flight ends in the same step, so that no
+    /// call falls between the last look and the end.
+    fn again(&mut self) -> bool {
+        let mut flight = lock(&self.scaling.flight);
+        self.over = *flight != Flight::Called;
+        *flight = if self.over { Flight::Idle } else { Flight::Running };
+        !self.over
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.flight) = Flight::Idle;
+        if !self.over {
+            *lock(&self.scaling.flight) = Flight::Idle;
+        }
     }
 }
 
@@ -122,7 +143,7 @@ impl Scaling {
             return None;
         }
         *flight = Flight::Running;
-        Some(Turn(self))
+        Some(Turn { scaling: self, over: false })
     }
 
     /// The scaler is to be asked for these jobs once the connected agents had their turn.
@@ -130,6 +151,14 @@ impl Scaling {
         let mut asks = lock(&self.asks);
         let room = MAX_ASKS.saturating_sub(asks.len());
         asks.extend(jobs.iter().take(room));
+    }
+
+    /// Jobs that the scaler could not be asked for go before those that came meanwhile.
+    fn ask_again(&self, mut jobs: VecDeque<JobId>) {
+        let mut asks = lock(&self.asks);
+        jobs.append(&mut asks);
+        jobs.truncate(MAX_ASKS);
+        *asks = jobs;
     }
 
     /// The pump has given out what it could.
@@ -152,9 +181,14 @@ impl Scaling {
         }
     }
 
-    /// Forgets jobs that do not wait any more.
-    pub fn keep_notes(&self, waiting: &HashSet<JobId>) {
-        lock(&self.notes).retain(|job, _| waiting.contains(job));
+    /// The jobs with notes.
+    pub fn noted(&self) -> HashSet<JobId> {
+        lock(&self.notes).keys().copied().collect()
+    }
+
+    /// Forgets those of `noted` that do not wait any more. What was noted since is of jobs that whoever looked has not seen.
+    pub fn keep_notes(&self, noted: &HashSet<JobId>, waiting: &HashSet<JobId>) {
+        lock(&self.notes).retain(|job, _| waiting.contains(job) || !noted.contains(job));
     }
 }
 
@@ -190,7 +224,12 @@ impl Dispatcher {
             Some(row) if given(&row).is_some() => return Ok(DispatchOutcome::Duplicate { job_id }),
             _ => return self.rejected(job_id).await,
         }
-        self.pass().await?;
+        let mut pauses = LOCKED_PAUSES.iter().take(5);
+        while self.pass().await? == Passed::Missed
+            && let Some(pause) = pauses.next()
+        {
+            tokio::time::sleep(Duration::from_millis(*pause)).await;
+        }
         let row = self.store.queue_get(job_id).await?.ok_or(DispatchError::NoSuchJob)?;
         if row.status == QueueStatus::Pending {
             let mut pass = Pass::default();
@@ -224,20 +263,35 @@ impl Dispatcher {
         }
     }
 
+    /// What cannot be asked for now is asked for after a later pass of the pump.
     async fn ask_for_new(self: &Arc<Self>) -> Result<(), DispatchError> {
-        let asked: Vec<JobId> = std::mem::take(&mut *lock(&self.scaling.asks)).into();
-        if asked.is_empty() || self.not_claiming().is_some() {
+        if self.not_claiming().is_some() {
             return Ok(());
         }
-        for some in asked.chunks(MAX_SCANNED as usize) {
-            for row in self.store.queue_pending_of(some.to_vec()).await? {
-                // Each new job is asked for once: the share of a pass is for those that were turned down before.
-                let mut pass = Pass::default();
-                let (outcome, _) = self.ask_for(&row, &mut pass).await?;
-                meters::outcome(outcome.as_str());
+        let mut asked = std::mem::take(&mut *lock(&self.scaling.asks));
+        if asked.is_empty() {
+            return Ok(());
+        }
+        while !asked.is_empty() {
+            let some: Vec<JobId> = asked.iter().take(MAX_SCANNED as usize).copied().collect();
+            let count = some.len();
+            if let Err(error) = self.ask_for_these(some).await {
+                self.scaling.ask_again(asked);
+                return Err(error);
             }
+            asked.drain(..count);
         }
         self.routing.notify_one();
+        Ok(())
+    }
+
+    async fn ask_for_these(self: &Arc<Self>, jobs: Vec<JobId>) -> Result<(), DispatchError> {
+        for row in self.store.queue_pending_of(jobs).await? {
+            // Each new job is asked for once: the share of a pass is for those that were turned down before.
+            let mut pass = Pass::default();
+            let (outcome, _) = self.ask_for(&row, &mut pass).await?;
+            meters::outcome(outcome.as_str());
+        }
         Ok(())
     }
 
@@ -254,14 +308,19 @@ impl Dispatcher {
     /// # Errors
     /// The database's. What single jobs are answered is no error.
     pub async fn redrive(self: &Arc<Self>, trigger: Trigger) -> Result<u64, DispatchError> {
-        let Some(turn) = self.scaling.enter() else { return Ok(0) };
+        let Some(mut turn) = self.scaling.enter() else { return Ok(0) };
         let mut started = 0;
         loop {
-            let count = self.offer_waiting().await?;
-            meters::redispatched(trigger.as_str(), count);
-            started += u64::from(count);
-            if !turn.again() {
-                return Ok(started);
+            let offered = self.offer_waiting().await;
+            if let Ok(count) = offered {
+                meters::redispatched(trigger.as_str(), count);
+                started += u64::from(count);
+            }
+            // Whoever called during a pass that failed was promised another one.
+            match (turn.again(), offered) {
+                (true, Err(error)) => tracing::warn!(%error, "waiting jobs could not be offered to the scaler"),
+                (true, Ok(_)) => {}
+                (false, offered) => return offered.map(|_| started),
             }
         }
     }
@@ -415,8 +474,24 @@ impl Dispatcher {
         agent: &AgentId,
         job: JobId,
     ) -> Result<bool, DispatchError> {
+        for pause in LOCKED_PAUSES {
+            match self.try_bound(session, agent, job).await? {
+                Bound::Claimed => return Ok(true),
+                Bound::Gone => return Ok(false),
+                Bound::Locked => tokio::time::sleep(Duration::from_millis(pause)).await,
+            }
+        }
+        Ok(false)
+    }
+
+    async fn try_bound(
+        self: &Arc<Self>,
+        session: SessionId,
+        agent: &AgentId,
+        job: JobId,
+    ) -> Result<Bound, DispatchError> {
         let Some(row) = self.store.queue_get(job).await?.filter(|row| row.status == QueueStatus::Pending) else {
-            return Ok(false);
+            return Ok(Bound::Gone);
         };
         let wanted = self.wanted(vec![PendingSelector {
             digest: row.selector_digest.clone(),
@@ -427,12 +502,12 @@ impl Dispatcher {
         }]);
         let fits = wanted.first().is_some_and(|wanted| self.registry.fits(session, wanted));
         if !fits || self.not_claiming().is_some() {
-            return Ok(false);
+            return Ok(Bound::Gone);
         }
-        let Some(claimed) = self.store.queue_claim_by_id(job, agent.clone()).await? else { return Ok(false) };
+        let Some(claimed) = self.store.queue_claim_by_id(job, agent.clone()).await? else { return Ok(Bound::Locked) };
         meters::dispatched(1);
         self.hand_over(session, claimed);
-        Ok(true)
+        Ok(Bound::Claimed)
     }
 
     /// The backend of an agent that the scaler started says that it is gone: it does not come back to what it holds. For the
@@ -472,8 +547,52 @@ impl Dispatcher {
             self.fail(FailRequest { job, only_from, queue_status, reason, message, retry: true }).await;
         } else {
             let why = format!("agent {agent} was lost before the job started: {why}");
-            self.requeue(job, RequeueFrom::NotStarted(agent.clone()), &why, "agent_lost").await;
+            self.requeue(Undone::new(job, RequeueFrom::NotStarted(agent.clone()), why, "agent_lost")).await;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_either_during_a_pass_or_begins_one() {
+        let scaling = Scaling::default();
+        let mut turn = scaling.enter().expect("nothing runs");
+        assert!(scaling.enter().is_none());
+        assert!(turn.again(), "somebody called");
+        assert!(!turn.again(), "nobody did since");
+        // The pass has had its last look; its caller has not returned yet.
+        let mut next = scaling.enter().expect("this call would reach nobody");
+        drop(turn);
+        assert!(scaling.enter().is_none(), "the end of the first ends nobody else's");
+        assert!(next.again());
+        // A pass that is dropped midway does not keep others out.
+        drop(next);
+        assert!(scaling.enter().is_some());
+    }
+
+    #[test]
+    fn what_was_noted_since_the_look_is_kept() {
+        let scaling = Scaling::default();
+        let [left, waits, new] = [1, 2, 3].map(|n| JobId::from_uuid(uuid::Uuid::from_u128(n)));
+        scaling.set_note(left, Some("left".into()));
+        scaling.set_note(waits, Some("waits".into()));
+        let noted = scaling.noted();
+        scaling.set_note(new, Some("new".into()));
+        scaling.keep_notes(&noted, &[waits].into());
+        assert_eq!([left, waits, new].map(|job| scaling.note(job).is_some()), [false, true, true]);
+    }
+
+    #[test]
+    fn what_could_not_be_asked_for_goes_first_and_never_beyond_the_limit() {
+        let scaling = Scaling::default();
+        let job = |n| JobId::from_uuid(uuid::Uuid::from_u128(n));
+        scaling.ask(&[job(0)]);
+        scaling.ask_again((1..=MAX_ASKS as u128).map(job).collect());
+        let asks = lock(&scaling.asks);
+        assert_eq!((asks.len(), asks[0], asks.contains(&job(0))), (MAX_ASKS, job(1), false));
     }
 }

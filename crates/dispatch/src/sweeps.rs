@@ -12,6 +12,7 @@ use kici_store::model::{AgentType, FailRequest, HeldJob, JobRef, QueueRow, Reque
 
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
+use crate::outcome::Undone;
 
 /// How long expired tokens stay in lists.
 const TOKENS_KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -208,7 +209,8 @@ impl Dispatcher {
                 continue;
             }
             let why = format!("agent {agent} did not answer the offer");
-            if self.requeue_quietly(job, RequeueFrom::AwaitingAck(agent.clone()), &why, "ack_timeout").await {
+            let from = RequeueFrom::AwaitingAck(agent.clone());
+            if self.requeue_quietly(Undone::new(job, from, why.clone(), "ack_timeout")).await {
                 undone.push(job.job_id);
                 if let Some(local) = self.registry.agent(&agent) {
                     self.close_session(local.session_id, CloseReason::DispatchAckTimeout, &why, job).await;
@@ -267,7 +269,7 @@ impl Dispatcher {
             }
             self.registry.untrack_of(&agent, job, false);
             let why = format!("agent {agent} gave no sign of life for the job");
-            self.requeue(job, RequeueFrom::NotStarted(agent), &why, "agent_lost").await;
+            self.requeue(Undone::new(job, RequeueFrom::NotStarted(agent), why, "agent_lost")).await;
             changed += 1;
         }
         Ok(changed)

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::dispatcher::Dispatcher;
 use crate::offer::{millis, wire_ref};
+use crate::outcome::Undone;
 
 /// Most offers are answered within this time; only the others cost a write that says by when an answer is due.
 pub(crate) const ARM_AFTER: Duration = Duration::from_millis(200);
@@ -129,7 +130,7 @@ impl Dispatcher {
         }
         let from = RequeueFrom::AwaitingAck(identity.agent_id.clone());
         let why = format!("agent {} did not answer the offer", identity.agent_id);
-        if !self.requeue_quietly(job, from, &why, "ack_timeout").await {
+        if !self.requeue_quietly(Undone::new(job, from, why, "ack_timeout")).await {
             return;
         }
         let in_a_row = self.registry.ack_timed_out(&identity.agent_id);

@@ -18,6 +18,7 @@ use crate::dispatcher::Dispatcher;
 use crate::frames::{Answer, Finished, JobFrame};
 use crate::meters;
 use crate::offer::wire_ref;
+use crate::outcome::Undone;
 use crate::ports::Change;
 use crate::registry::slots::Refusal;
 use crate::session::{MAX_ACCEPTED, Queued, Session, lock};
@@ -38,7 +39,7 @@ impl Dispatcher {
         while let Some(frames) = session.take(job) {
             let verdict = self.ownership(session, job).await;
             if verdict != Ownership::Owned {
-                self.refuse_frames(session, frames, verdict).await;
+                self.refuse_frames(session, job, frames, verdict).await;
                 continue;
             }
             self.registry.beat(session.id(), job, self.clock.now());
@@ -104,7 +105,13 @@ impl Dispatcher {
         }
     }
 
-    async fn refuse_frames(&self, session: &Session, frames: impl IntoIterator<Item = Queued>, verdict: Ownership) {
+    async fn refuse_frames(
+        &self,
+        session: &Session,
+        job: JobRef,
+        frames: impl IntoIterator<Item = Queued>,
+        verdict: Ownership,
+    ) {
         let (code, retry) = match verdict {
             Ownership::StaleEpoch => (NackCode::StaleEpoch, 0),
             Ownership::Unknown => (NackCode::Refused, UNAVAILABLE_RETRY_MS),
@@ -114,6 +121,12 @@ impl Dispatcher {
             tracing::warn!(agent = %session.agent_id, ?verdict, frame = frame.kind(), "a frame for a job of somebody else was refused");
             if verdict == Ownership::NotOwned {
                 meters::ownership_violation(frame.kind());
+            }
+            if matches!((&frame, verdict), (JobFrame::Start, Ownership::StaleEpoch)) {
+                // It holds a delivery that was undone, perhaps without having heard of it: it would ask for ever.
+                let detail = "the job was given to another agent, or to this one again".to_owned();
+                let denied = StartDenied { job: Some(wire_ref(job)), detail };
+                let _ = session.link.send(Frame::StartDenied(denied)).await;
             }
             session.nack(seq, code, NOT_ASSIGNED, retry).await;
             if session.link.violates(verdict) {
@@ -141,7 +154,10 @@ impl Dispatcher {
             "" => format!("agent {} refused it", session.agent_id),
             detail => format!("agent {} refused it: {detail}", session.agent_id),
         };
-        self.requeue(job, RequeueFrom::NotStarted(session.agent_id.clone()), &why, "reject").await;
+        // Who says in order that it takes no more work has lost no delivery.
+        let counts = refusal != Refusal::Draining;
+        let from = RequeueFrom::NotStarted(session.agent_id.clone());
+        self.requeue(Undone { counts, ..Undone::new(job, from, why, "reject") }).await;
         if refusal == Refusal::Busy {
             self.deadlines.set(Timer::Pauses, Instant::now() + crate::registry::slots::BUSY_PAUSE);
         }

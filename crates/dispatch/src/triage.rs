@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::decide::triage::{self, LostJob, Triage};
 use crate::dispatcher::{DispatchError, Dispatcher};
 use crate::meters;
+use crate::outcome::Undone;
 use crate::ports::Change;
 use crate::registry::Identity;
 use crate::timers::Timer;
@@ -19,7 +20,7 @@ use crate::timers::Timer;
 /// A change that the database did not take.
 #[derive(Clone, Debug)]
 pub(crate) enum LateTriage {
-    Requeue { job: JobRef, from: RequeueFrom, why: String, meter: &'static str },
+    Requeue(Undone),
     Fail(FailRequest),
     Cancel(JobRef),
     Rebooted(JobRef),
@@ -30,6 +31,10 @@ impl Dispatcher {
     /// A session ended. Whoever comes first takes its jobs, without the one that is `undone` already; a session that was
     /// replaced leaves nothing.
     pub(crate) async fn session_over(self: &Arc<Self>, session: SessionId, undone: Option<JobRef>) {
+        let Some(identity) = self.registry.identity(session) else { return };
+        // If it comes back while its jobs are being judged, it is let in behind that: a job that it goes on with must not be
+        // judged as left behind.
+        let _door = self.comings.door(&identity.agent_id).await;
         let Some(mut departed) = self.registry.remove(session) else { return };
         departed.jobs.retain(|tracked| Some(tracked.job) != undone);
         let agent_id = departed.identity.agent_id.clone();
@@ -49,7 +54,7 @@ impl Dispatcher {
                 cancelling: job.cancelling,
                 rebooted: departed.reboot_job == Some(job.job.job_id),
             };
-            self.carry_out(job.job, identity, triage::triage(lost)).await;
+            self.carry_out(job.job, identity, triage::triage(lost), !departed.leaving).await;
         }))
         .await;
         if let Err(error) = self.store.roster_disconnected(agent_id.clone()).await {
@@ -68,12 +73,22 @@ impl Dispatcher {
         if agent.scaler_managed { self.config.scaler_reconnect_grace } else { self.config.recovery_window }
     }
 
-    async fn carry_out(self: &Arc<Self>, job: JobRef, identity: &Identity, triage: Triage) {
+    /// `counts`: a delivery that is undone was one too many. An agent that said that it takes no more work may leave before it
+    /// has answered the last offers.
+    async fn carry_out(self: &Arc<Self>, job: JobRef, identity: &Identity, triage: Triage, counts: bool) {
         let agent = &identity.agent_id;
         match triage {
             Triage::Requeue => {
-                let why = format!("agent {agent} was lost before the job started");
-                self.requeue(job, RequeueFrom::NotStarted(agent.clone()), &why, "agent_lost").await;
+                let (why, meter) = match counts {
+                    true => (format!("agent {agent} was lost before the job started"), "agent_lost"),
+                    false => (format!("agent {agent} left before the job started"), "agent_left"),
+                };
+                let from = RequeueFrom::NotStarted(agent.clone());
+                let undone = Undone { counts, ..Undone::new(job, from, why, meter) };
+                if !self.requeue(undone).await {
+                    // If its start was granted in the very last moment, the agent may be back with it.
+                    self.recover(job, agent.clone(), self.window_of(identity)).await;
+                }
             }
             Triage::Recover => self.recover(job, agent.clone(), self.window_of(identity)).await,
             Triage::Cancel => self.finish_cancelled(job).await,
@@ -102,7 +117,7 @@ impl Dispatcher {
             Triage::Succeed => self.finish_rebooted(job).await,
             Triage::Requeue | Triage::Recover => {
                 let why = format!("agent {agent_id} came back without the job");
-                self.requeue(job, RequeueFrom::NotStarted(agent_id.clone()), &why, "agent_lost").await;
+                self.requeue(Undone::new(job, RequeueFrom::NotStarted(agent_id.clone()), why, "agent_lost")).await;
             }
         }
     }
@@ -167,7 +182,7 @@ impl Dispatcher {
             }
             Triage::Requeue | Triage::Recover => {
                 let why = format!("agent {agent} did not come back within {window} s");
-                self.requeue(job, RequeueFrom::RecoveryExpired, &why, "agent_lost").await;
+                self.requeue(Undone::new(job, RequeueFrom::RecoveryExpired, why, "agent_lost")).await;
             }
         }
     }
@@ -225,14 +240,38 @@ impl Dispatcher {
         let count = late.len() as u64;
         for triage in late {
             match triage {
-                LateTriage::Requeue { job, from, why, meter } => self.requeue(job, from, &why, meter).await,
+                LateTriage::Requeue(undone) => {
+                    let _door = match &undone.from {
+                        RequeueFrom::NotStarted(agent) | RequeueFrom::AwaitingAck(agent) => {
+                            Some(self.comings.door(agent).await)
+                        }
+                        RequeueFrom::RecoveryExpired => None,
+                    };
+                    if !self.is_held_again(undone.job) {
+                        self.requeue(undone).await;
+                    }
+                }
                 LateTriage::Fail(request) => self.fail(request).await,
                 LateTriage::Cancel(job) => self.finish_cancelled(job).await,
                 LateTriage::Rebooted(job) => self.finish_rebooted(job).await,
-                LateTriage::Recover { job, agent_id, window } => self.recover(job, agent_id, window).await,
+                LateTriage::Recover { job, agent_id, window } => {
+                    let _door = self.comings.door(&agent_id).await;
+                    if !self.is_held_again(job) {
+                        self.recover(job, agent_id, window).await;
+                    }
+                }
             }
         }
         count
+    }
+
+    /// Whether an agent has come back with a job that was to be judged as left behind.
+    fn is_held_again(&self, job: JobRef) -> bool {
+        let held = self.registry.holder(job).is_some();
+        if held {
+            tracing::info!(job = %job.job_id, epoch = job.epoch, "an agent is back with a job; it goes on there");
+        }
+        held
     }
 
     /// A started job gave no sign of life for too long.

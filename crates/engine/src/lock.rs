@@ -25,7 +25,9 @@ pub use container::{
     Amounts, Container, ContainerOptions, HARMLESS_CAPABILITIES, Health, MAX_PORTS, MAX_SERVICES, Port, Pull,
     RegistryCredentials, Resources, Service, is_image, service_variable,
 };
-pub use dynamic::{Allow, Generate, GroupNeed, Invoke, MAX_GENERATED_BYTES, MAX_GENERATED_JOBS};
+pub use dynamic::{
+    Allow, ForGenerated, Generate, GroupNeed, Invoke, MAX_GENERATED_BYTES, MAX_GENERATED_JOBS, MAX_STEP_FILE_BYTES,
+};
 pub use git::{CredentialMaterial, GitAccess, GitCredentials, MAX_NAMED, Material, NamedCredential};
 pub use protection::{Approval, ApprovalWhen, Approver, Environments, Secrets};
 pub use step::{
@@ -113,6 +115,9 @@ pub struct Workflow {
     /// The group in which its runs take turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<Concurrency>,
+    /// What generated jobs find; none where no job makes jobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_generated: Option<ForGenerated>,
     /// The jobs, in file order.
     pub jobs: Vec<Job>,
 }

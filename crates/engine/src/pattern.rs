@@ -209,6 +209,20 @@ impl Pattern {
         Ok(Self { text: text.to_owned(), body })
     }
 
+    /// Whether [`Pattern::compile`] takes a text, without making what only matching needs.
+    ///
+    /// # Errors
+    /// Those of [`Pattern::compile`].
+    pub fn check(text: &str) -> Result<(), PatternError> {
+        // A few stars and question marks make small automata that always compile.
+        let plain = text.len() <= 64 && is_glob(text) && !text.contains(['[', '{']) && split_regex(text).is_none();
+        if !plain {
+            return Self::compile(text).map(drop);
+        }
+        check_length(text)?;
+        glob_source(text).map(drop)
+    }
+
     /// Whether the pattern hits `text`.
     pub fn is_match(&self, text: &str) -> bool {
         match &self.body {

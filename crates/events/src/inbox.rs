@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::admission::{Admission, Shed};
 use crate::planner::Work;
+use crate::rate::Rates;
 use crate::sources::{OpenSource, SourceBook};
 
 /// Overflow deliveries stored at the same time.
@@ -86,6 +87,16 @@ pub enum Refusal {
         /// The limit in bytes.
         limit: usize,
     },
+    /// The source calls more often than it may. 429.
+    #[error(
+        "the source has sent more than the {per_minute} calls a minute that it may (rate_limit_rpm); it was not kept"
+    )]
+    TooOften {
+        /// Its limit.
+        per_minute: u32,
+        /// When there is room again.
+        retry_after: Duration,
+    },
     /// Too many calls at once. 429.
     #[error("too many deliveries at once; {}", if *.stored {
         "it is kept and will be processed when there is room; sending it again does no harm"
@@ -110,6 +121,7 @@ pub struct Inbox {
     admission: Arc<Admission>,
     overflow_rows: u32,
     overflow: Semaphore,
+    rates: Rates,
     work: mpsc::Sender<(Work, Arc<OpenSource>)>,
 }
 
@@ -126,7 +138,7 @@ impl Inbox {
         work: mpsc::Sender<(Work, Arc<OpenSource>)>,
     ) -> Self {
         let overflow = Semaphore::new(OVERFLOW_WRITES);
-        Self { store, sources, instance, clock, admission, overflow_rows, overflow, work }
+        Self { store, sources, instance, clock, admission, overflow_rows, overflow, rates: Rates::default(), work }
     }
 
     /// Verifies and stores a call.
@@ -157,6 +169,14 @@ impl Inbox {
             Verified::Misconfigured(problem) => return Err(misconfigured(problem)),
         }
         metrics::counter!("kici_orch_webhooks_received_total", "source" => source_name).increment(1);
+        // After the proof: nobody else can use up what a source may.
+        if let SourceConfig::Generic(generic) = &source.source.config {
+            let per_minute = generic.rate_limit_rpm;
+            if let Err(retry_after) = self.rates.take(source.source.id, per_minute, self.clock.now()) {
+                metrics::counter!("kici_orch_ingest_shed_total", "reason" => "source_rate").increment(1);
+                return Err(Refusal::TooOften { per_minute, retry_after });
+            }
+        }
         match self.admission.enter(&source.source.org).await {
             Ok(_turn) => self.keep(call, source).await,
             Err(shed) => self.put_off(call, &source, shed).await,

@@ -14,6 +14,7 @@ mod inbox;
 mod manual;
 mod planner;
 pub mod ports;
+mod rate;
 mod registrations;
 mod registry;
 mod runs;
@@ -26,7 +27,7 @@ pub use bus::{
     Bus, Emit, EmitError, EventWorker, EventWorkerConfig, MAX_PAYLOAD_BYTES, MAX_TARGETS, ScheduleError, ScheduleView,
     Schedules, allows_name,
 };
-pub use gaps::GapRepair;
+pub use gaps::{GapRepair, Repaired};
 pub use inbox::{Accepted, Call, Inbox, Refusal, Route, body_limit};
 pub use manual::{Manual, ManualError};
 pub use planner::{Planner, PlannerConfig, Retry, Work};

@@ -3,15 +3,17 @@
 //! Fresh deliveries of this process come through a channel, so that nothing polls on the way. The database is asked when it
 //! signals and every few seconds: it holds what the channel had no room for and what a dead process left behind.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use kici_engine::ids::DeliveryRowId;
 use kici_engine::time::{Clock, Ts};
 use kici_forge::Headers;
 use kici_store::model::{Activate, Delivery, DeliveryOutcome, DeliveryStatus, Processed};
 use kici_store::{Store, StoreError, Topic};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -57,7 +59,7 @@ pub struct WorkerConfig {
     pub workers: usize,
     /// Age at which the claim of a silent process is void.
     pub claim_timeout: Duration,
-    /// Attempts before a delivery is dead.
+    /// Attempts before a delivery is dead; also processes that end in a row while they process it.
     pub max_attempts: u32,
     /// Age at which a delivery that waits as overflow is dead.
     pub overflow_age: Duration,
@@ -71,6 +73,8 @@ pub struct Worker {
     clock: Arc<dyn Clock>,
     created: Arc<dyn RunsCreated>,
     config: WorkerConfig,
+    /// A delivery that was taken alone is done: the next one may be.
+    alone: Notify,
 }
 
 impl Worker {
@@ -83,7 +87,7 @@ impl Worker {
         created: Arc<dyn RunsCreated>,
         config: WorkerConfig,
     ) -> Arc<Self> {
-        Arc::new(Self { store, sources, planner, clock, created, config })
+        Arc::new(Self { store, sources, planner, clock, created, config, alone: Notify::new() })
     }
 
     /// Works until `stop`, then lets what is under way finish on `tasks`.
@@ -114,6 +118,7 @@ impl Worker {
                 _ = poll.tick() => None,
                 next = fresh.recv() => next,
                 _ = wakeups.next() => None,
+                () = self.alone.notified() => None,
             };
             match next {
                 Some((work, source)) => {
@@ -144,7 +149,10 @@ impl Worker {
             if free == 0 {
                 return true;
             }
-            let claimed = match self.store.delivery_claim(free, self.config.claim_timeout).await {
+            let claim_timeout = self.config.claim_timeout;
+            // A process may end for reasons of its own, so that once is never enough.
+            let max_claims = self.config.max_attempts.max(2);
+            let claimed = match self.store.delivery_claim(free, claim_timeout, max_claims).await {
                 Ok(claimed) => claimed,
                 Err(error) => {
                     tracing::warn!(%error, "deliveries cannot be claimed; trying again shortly");
@@ -187,6 +195,14 @@ impl Worker {
 
     /// Processes a claimed delivery, and writes what comes of it: done, again later, or dead.
     pub async fn attempt(&self, delivery: Delivery, stop: &CancellationToken) {
+        let alone = delivery.is_suspect();
+        self.attempt_claimed(delivery, stop).await;
+        if alone {
+            self.alone.notify_one();
+        }
+    }
+
+    async fn attempt_claimed(&self, delivery: Delivery, stop: &CancellationToken) {
         let id = delivery.id;
         match self.load(&delivery).await {
             Ok(Ok((work, source))) => self.process(work, &source, stop).await,
@@ -245,8 +261,10 @@ impl Worker {
                 }
             }
         };
+        // A panic was logged where it happened; it must not leave the claim to lapse.
+        let attempt = AssertUnwindSafe(attempt).catch_unwind();
         let failed = match tokio::time::timeout(ATTEMPT, attempt).await {
-            Ok(Ok((processed, (status, note)))) => {
+            Ok(Ok(Ok((processed, (status, note))))) => {
                 let result = match status {
                     DeliveryStatus::Failed | DeliveryStatus::Dead => "error",
                     _ if processed.runs.is_empty() => "skipped",
@@ -257,7 +275,8 @@ impl Worker {
                 self.created.created(&processed, &source.source.routing_key());
                 return;
             }
-            Ok(Err(retry)) => retry.to_string(),
+            Ok(Ok(Err(retry))) => retry.to_string(),
+            Ok(Err(_panic)) => "a defect of the orchestrator: processing panicked; its log has the place".to_owned(),
             Err(_) => "processing took longer than 10 minutes".to_owned(),
         };
         metrics::counter!("kici_orch_webhook_pipeline_failures_total", "phase" => "process").increment(1);

@@ -70,7 +70,7 @@ pub trait Forge: Send + Sync {
     /// [`ForgeError::NotFound`] when there is no such ref.
     async fn commit_of(&self, repo: &str, git_ref: &str) -> Result<String, ForgeError>;
 
-    /// Deliveries since `since` that the forge could not bring to us and has not brought since (R8). At most 100.
+    /// Deliveries since `since` that the forge could not bring to us and has not brought since (R8), oldest first.
     ///
     /// # Errors
     /// [`ForgeError`].

@@ -88,7 +88,7 @@ fn bearer(value: &str) -> Option<&str> {
 }
 
 fn no_secret() -> Verified {
-    Verified::Misconfigured("the source has no webhook secret; set one".to_owned())
+    Verified::Misconfigured("the source has no webhook secret; set one with `kici-admin source set-secret`".to_owned())
 }
 
 fn usable(secrets: &[SecretString]) -> impl Iterator<Item = &[u8]> {

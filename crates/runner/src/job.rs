@@ -1,13 +1,13 @@
 //! The life of one job on this agent: accepted and written down, checked out, started once the orchestrator grants it, run,
 //! reported.
 
+mod accept;
 mod contained;
 mod dir;
 mod prepare;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use crate::checkout::{self, Checkout, CheckoutError, Source};
 use crate::config::Config;
 use crate::confine::{Host, JobConfinement};
-use crate::container::{self, Inside, Wanted};
+use crate::container::{Inside, Wanted};
 use crate::credentials::{Access, JobServices, Opening, Remote};
 use crate::emit::EventDesk;
 use crate::journal::Journal;
@@ -43,6 +43,7 @@ use crate::stash::{Home, Stash};
 use crate::steps::tree::{Pipes, Tree};
 use crate::steps::{self, Outcome};
 use crate::stop::{Stop, stopped};
+use accept::{Accepted, accept};
 pub use dir::{LOCK, lock, remove, remove_now};
 
 /// The orchestrator's word on the start.
@@ -121,7 +122,7 @@ pub struct Ctx {
     /// What it asks for of the container engine.
     pub wanted: Option<Wanted>,
     /// The container of its steps, once it runs.
-    pub inside: OnceLock<Arc<Inside>>,
+    pub inside: Arc<OnceLock<Arc<Inside>>>,
     /// Opens its socket.
     pub services: Arc<dyn JobServices>,
     /// Where its credentials come from.
@@ -131,7 +132,7 @@ pub struct Ctx {
 /// Runs one job from its offer to its end.
 pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     let dir = ctx.config.work_dir.join(ctx.key.file_name());
-    let (_lock, confine) = match accept(&ctx, &offer, &spec, &dir).await {
+    let Accepted { lock: _lock, confine, stash, access } = match accept(&ctx, &offer, &spec, &dir).await {
         Ok(accepted) => accepted,
         Err(message) => {
             remove(&dir).await;
@@ -140,15 +141,10 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
         }
     };
     ctx.tell(JobEvent::Accepted).await;
-    let mut access = None;
-    let stash = ctx.stash(&dir, &confine);
     let whole = async {
-        match ctx.access(&dir, &offer, &stash).await {
-            Ok(open) => {
-                access = open;
-                ctx.work(&dir, offer, spec, access.as_ref(), &confine, stash).await
-            }
-            Err(message) => Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message),
+        match &access {
+            Ok(access) => ctx.work(&dir, offer, spec, access.as_ref(), &confine, stash).await,
+            Err(message) => Outcome::new(JobStatus::Failed, Some(FailureReason::SandboxFailed), message.clone()),
         }
     };
     // Nobody else would end it: the agent would hold its slot, and the orchestrator wait for its result.
@@ -173,37 +169,13 @@ pub async fn run(mut ctx: Ctx, offer: JobOffer, spec: JobSpec) {
     if let Err(error) = ctx.journal.done(ctx.key) {
         tracing::warn!(job = %ctx.key, %error, "cannot write down that a job is done");
     }
-    if let Some(access) = access {
+    if let Ok(Some(access)) = access {
         // After the result, which nothing may hold up: tokens of a job that is over are ended in its name too.
         access.close().await;
     }
     ctx.clean(failed).await;
     remove(&dir).await;
     ctx.tell(JobEvent::Cleaned).await;
-}
-
-/// Writes the job down, synced, and makes its directories and its confinement meanwhile. The inner error fails the job.
-async fn accept(
-    ctx: &Ctx,
-    offer: &JobOffer,
-    spec: &JobSpec,
-    dir: &Path,
-) -> Result<(File, Result<Arc<JobConfinement>, String>), String> {
-    let (journal, key, at) = (Arc::clone(&ctx.journal), ctx.key, ctx.clock.now());
-    let (workflow, name) = (offer.workflow.clone(), offer.job_name.clone());
-    let written = tokio::task::spawn_blocking(move || journal.accepted(key, &workflow, &name, at));
-    let (host, dirs) = (Arc::clone(&ctx.host), dir.to_owned());
-    let limits = container::limits(&ctx.config.isolation.limits, spec.resources.as_ref());
-    let made = tokio::task::spawn_blocking(move || {
-        std::fs::create_dir_all(dirs.join("workspace"))?;
-        std::fs::create_dir_all(dirs.join("scratch"))?;
-        let lock = lock(&dirs)?;
-        Ok::<_, io::Error>((lock, host.job(&key.file_name(), &dirs, &limits).map(Arc::new)))
-    });
-    let (written, made) = tokio::join!(written, made);
-    let said = |error: &dyn std::fmt::Display| format!("the job cannot be written down: {error}");
-    written.map_err(|error| said(&error))?.map_err(|error| said(&error))?;
-    made.map_err(|error| said(&error))?.map_err(|error| format!("the directory of the job cannot be made: {error}"))
 }
 
 impl Ctx {
@@ -240,6 +212,12 @@ impl Ctx {
 
     /// The caches and artifacts of the job.
     fn stash(&self, dir: &Path, confine: &Result<Arc<JobConfinement>, String>) -> Arc<Stash> {
+        let (token, sessions) = (self.config.agent_token.clone(), self.sessions.clone());
+        let depot = crate::stash::remote::Remote::new(self.key, &self.config.orchestrator_url, token, sessions);
+        let (depot, scratch) = (Arc::new(depot), dir.join("stash"));
+        if self.has_container() {
+            return Arc::new(Stash::inside(depot, Arc::clone(&self.inside), scratch));
+        }
         // Without a confinement no job runs.
         let confine = confine.as_ref().map_or_else(|_| Arc::default(), Arc::clone);
         let config = &self.config;
@@ -252,9 +230,7 @@ impl Ctx {
                 .cloned()
                 .collect(),
         });
-        let (token, sessions) = (self.config.agent_token.clone(), self.sessions.clone());
-        let depot = crate::stash::remote::Remote::new(self.key, &self.config.orchestrator_url, token, sessions);
-        Arc::new(Stash::new(Arc::new(depot), dir.join("workspace"), home, dir.join("stash"), confine))
+        Arc::new(Stash::new(depot, dir.join("workspace"), home, scratch, confine))
     }
 
     /// The socket of the job.
@@ -325,9 +301,6 @@ impl Ctx {
             Ok(confine) => Arc::clone(confine),
             Err(message) => return sandbox_failed(message.clone()),
         };
-        if self.has_container() && prepare::keeps_files(&spec) {
-            return sandbox_failed("`cache` and `artifacts` are not supported in jobs with a container yet".to_owned());
-        }
         let limit = (offer.job_timeout_ms > 0).then(|| Duration::from_millis(offer.job_timeout_ms));
         let deadline = limit.map(|limit| Instant::now() + limit);
         let (workspace, scratch) = (dir.join("workspace"), dir.join("scratch"));

@@ -1,7 +1,7 @@
 //! Masking of secret values in output.
 //!
 //! Values are only ever added (a set rebuilt from new values would forget old ones). Each is looked for in the forms in which
-//! it usually leaks: as it is, base64 at the three alignments, URL-encoded, JSON-escaped, and line by line.
+//! it usually leaks: as it is, base64 at the three alignments and in lines, URL-encoded, JSON-escaped, and all of that line by line.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,6 +13,10 @@ use serde_json::Value as Json;
 
 /// Shorter values are not masked: they would hit everywhere.
 pub const MIN_VALUE_LEN: usize = 3;
+/// Shorter lines of a value are not looked for in their encoded forms.
+const MIN_LINE_LEN: usize = 8;
+/// Characters of a line of base64: as base64(1) and as RFC 7468 break it.
+const LINE_WIDTHS: [usize; 2] = [76, 64];
 /// Of longer forms only this many leading bytes are looked for, which bounds what a long line must hold back.
 const MAX_FORM_LEN: usize = 16 * 1024;
 /// What stands in the place of a value.
@@ -152,22 +156,37 @@ fn forms(value: &str, into: &mut BTreeSet<Vec<u8>>) {
     if value.trim().len() < MIN_VALUE_LEN {
         return;
     }
-    for line in value.lines() {
-        add(line.trim().as_bytes().to_vec());
+    for line in value.lines().map(str::trim) {
+        add(line.as_bytes().to_vec());
+        // Shorter lines would hit everywhere in encoded text.
+        if line.len() >= MIN_LINE_LEN {
+            encoded(line, &mut add);
+        }
     }
-    let json = serde_json::Value::from(value).to_string();
+    encoded(value, &mut add);
+}
+
+/// The encoded forms of a text.
+fn encoded(text: &str, add: &mut impl FnMut(Vec<u8>)) {
+    let json = serde_json::Value::from(text).to_string();
     add(json.as_bytes()[1..json.len() - 1].to_vec());
-    add(url_encoded(value, b"-._~"));
-    add(url_encoded(value, b"-._~/"));
+    add(url_encoded(text, b"-._~"));
+    add(url_encoded(text, b"-._~/"));
     for alignment in 0..3 {
         let mut padded = vec![0; alignment];
-        padded.extend_from_slice(value.as_bytes());
+        padded.extend_from_slice(text.as_bytes());
         // Characters at both ends that also depend on the neighbours are left out.
         let first = [0, 2, 3][alignment];
         let sure = padded.len() * 8 / 6;
-        for text in [STANDARD_NO_PAD.encode(&padded), URL_SAFE_NO_PAD.encode(&padded)] {
-            add(text.as_bytes().get(first..sure).unwrap_or_default().to_vec());
+        for encoded in [STANDARD_NO_PAD.encode(&padded), URL_SAFE_NO_PAD.encode(&padded)] {
+            add(encoded.as_bytes().get(first..sure).unwrap_or_default().to_vec());
         }
+    }
+    // `base64` and PEM break what they write into lines.
+    let whole = STANDARD_NO_PAD.encode(text);
+    let sure = &whole.as_bytes()[..text.len() * 8 / 6];
+    for width in LINE_WIDTHS.into_iter().filter(|width| sure.len() > *width) {
+        sure.chunks(width).filter(|piece| piece.len() >= MIN_LINE_LEN).for_each(|piece| add(piece.to_vec()));
     }
 }
 

@@ -60,8 +60,6 @@ pub enum Generated {
     Kept(u32),
     /// They cannot be used, and why.
     Refused(String),
-    /// There is nobody who would run them, and why.
-    Nowhere(String),
 }
 
 /// The status of a step.

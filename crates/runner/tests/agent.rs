@@ -253,6 +253,56 @@ async fn steps_see_no_variable_of_the_agent_and_the_token_is_masked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn complaint_53_a_secret_of_many_lines_leaks_nowhere_however_it_is_printed() {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    let lines: Vec<String> = (0..40).map(|n| format!("Zq{n:02}/key+of\"the\"forge={}", n * 7919)).collect();
+    let secret = lines.join("\n");
+    let url = |text: &str| -> String {
+        let encode = |b: u8| if b.is_ascii_alphanumeric() { char::from(b).to_string() } else { format!("%{b:02X}") };
+        text.bytes().map(encode).collect()
+    };
+    let (encoded, json) = (url(&secret), serde_json::json!({ "key": secret }).to_string());
+    let print = format!(
+        "S=$(cat <<'END'\n{secret}\nEND\n)\nU='{encoded}'\nJ='{json}'\n\
+         printf '%s\\n' \"$S\" \"$U\" \"$J\" >&2\n\
+         for ((i = 0; i < ${{#S}}; i++)); do printf '%s' \"${{S:i:1}}\"; done; echo\n\
+         head -c 65520 /dev/zero | tr '\\0' x; printf '%s\\n' \"$S\"\n\
+         for n in 1 2 3; do head -c 6553$n /dev/zero | tr '\\0' x; printf '%s\\n' \"$S\" | tail -n 1; done\n\
+         printf '%s' \"$S\" | base64; printf '%s\\n' \"$S\" | base64 -w 64; printf 'a%s' \"$S\" | base64 -w 0; echo\n\
+         while IFS= read -r L; do printf '%s\\n' \"$L\" | base64; printf 'xy%s' \"$L\" | base64; done <<< \"$S\"\n\
+         printf '%s' \"$S\" >> \"$KICI_SUMMARY\"; printf 'of<<END\\n%s\\nEND\\n' \"$S\" >> \"$KICI_OUTPUT\"\n\
+         echo all of it; exit 3"
+    );
+    let fake = Fake::start();
+    let _agent = agent(&fake, &[]).await;
+    let job = job(2, 1);
+    let mut with_mask = offer(&job, vec![script(&print)]);
+    with_mask.mask = vec![secret.clone()];
+    fake.send(Down::JobOffer(with_mask)).await;
+    let step = fake.step(&job, "failed").await;
+    let result = fake.result(&job).await;
+    assert_eq!(result.evidence.as_ref().and_then(|evidence| evidence.exit_code), Some(3), "{}", result.message);
+    let log = fake.sealed(&job, "step-0-0").await.join("\n");
+    assert!(log.contains("all of it"), "{log}");
+    let seen = format!("{log}\n{step:?}\n{result:?}");
+    assert!(seen.contains("***") && !step.summary.is_empty() && step.outputs.contains_key("of"), "{step:?}");
+    for line in &lines {
+        // What stays when both ends depend on their neighbours.
+        let inner = STANDARD.encode(line);
+        let forms = [line.clone(), url(line), inner[..inner.len() - 8].to_owned(), line[2..line.len() - 2].to_owned()];
+        for form in forms {
+            assert!(!seen.contains(&form), "{form} in {seen}");
+        }
+    }
+    // Whichever way base64 was cut into lines, no long run of it is left.
+    let whole = STANDARD.encode(&secret);
+    for at in 0..whole.len() - 24 {
+        assert!(!seen.contains(&whole[at..at + 24]), "{}", &whole[at..at + 24]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_token_ends_the_agent() {
     let fake = Fake::start();
     let dir = tempfile::tempdir().expect("a directory");

@@ -146,6 +146,21 @@ async fn acceptance_24_an_agent_that_drains_ends_its_job_and_takes_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn complaint_2_an_agent_that_leaves_answers_offers_until_its_leave_is_heard() {
+    let fake = Fake::start();
+    let running = agent(&fake, &[]).await;
+    fake.shared.acks.store(false, Ordering::SeqCst);
+    running.signals.send(Signal::Stop).await.expect("told");
+    status(&fake, "draining", |status| status.draining).await;
+    // Sent before the orchestrator had read that.
+    fake.shared.acks.store(true, Ordering::SeqCst);
+    fake.send(Down::JobOffer(offer(&job(2, 1), vec![script("true")]))).await;
+    assert_eq!(rejected(&fake).await, RejectReason::Draining);
+    let ended = tokio::time::timeout(LIMIT, running.task).await.expect("in time").expect("ended");
+    assert_eq!((ended.exit, ended.message), (0, None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_19_an_agent_of_a_scaler_ends_without_work_but_waits_for_its_first_job() {
     let fake = Fake::start();
     fake.shared.pending_dispatch.store(true, Ordering::SeqCst);

@@ -22,6 +22,7 @@ use crate::model::{
 };
 
 pub(crate) mod again;
+pub(crate) mod quiet;
 pub(crate) mod slots;
 
 /// The open row of the queue that a job has.
@@ -58,6 +59,8 @@ pub(crate) enum Advanced {
 pub(crate) struct RunState {
     pub(crate) run: Run,
     pub(crate) jobs: Vec<Job>,
+    /// How the jobs stand that are not in `jobs` because nothing follows for them, see [`quiet`]; each way once.
+    pub(crate) others: Vec<JobView>,
     pub(crate) open: BTreeMap<JobId, OpenRow>,
     /// Rows to add to the queue.
     pub(crate) enqueued: BTreeMap<JobId, QueueEntry>,
@@ -72,6 +75,8 @@ pub(crate) struct RunState {
     groups: BTreeMap<String, String>,
     /// Longest chain of events that a job may make longer.
     pub(crate) max_chain_depth: u32,
+    /// The version of the registry, if it was read with the run.
+    pub(crate) registry_version: Option<i64>,
     /// Events that jobs with `invoke` emit.
     pub(crate) invoked: Vec<Invoked>,
     before: Vec<Job>,
@@ -100,6 +105,7 @@ impl RunState {
         Self {
             run,
             jobs,
+            others: Vec::new(),
             open,
             enqueued: BTreeMap::new(),
             row_ends: BTreeMap::new(),
@@ -108,6 +114,7 @@ impl RunState {
             edges,
             groups,
             max_chain_depth: u32::MAX,
+            registry_version: None,
             invoked: Vec::new(),
             before,
             to_stop: Vec::new(),
@@ -495,6 +502,7 @@ impl RunState {
                 reason: job.failure_reason,
                 started: job.started_at.is_some() || job.attempt > 1,
             })
+            .chain(self.others.iter().copied())
             .collect();
         run.status = run_status(&views, run.cancel_requested_at.is_some());
         if run.status == RunStatus::Failed

@@ -1,6 +1,6 @@
 //! What an operation gets besides its connection.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,6 +12,8 @@ use crate::notify::Topic;
 
 /// Lock documents kept in memory; they are named by their content, so an entry is never out of date.
 const LOCKS_KEPT: usize = 256;
+/// Digests of selectors kept in memory.
+const SELECTORS_KEPT: usize = 4096;
 /// Longest chain of events unless something else is set.
 const MAX_CHAIN_DEPTH: u32 = 10;
 
@@ -23,6 +25,8 @@ pub(crate) struct Shared {
     /// Names this opening of the database: marks its own notifications on PostgreSQL, and its leases.
     pub(crate) mark: Uuid,
     locks: Mutex<HashMap<String, Arc<Vec<u8>>>>,
+    /// Selectors that are stored. None is ever deleted.
+    selectors: Mutex<HashSet<String>>,
     room: Mutex<Option<Room>>,
     /// The trigger types of registered workflows, at a version of the registry.
     listened: Mutex<Option<(i64, Arc<BTreeSet<String>>)>>,
@@ -45,6 +49,7 @@ impl Shared {
             ids,
             mark,
             locks: Mutex::default(),
+            selectors: Mutex::default(),
             room: Mutex::default(),
             listened: Mutex::default(),
             max_chain_depth: AtomicU32::new(MAX_CHAIN_DEPTH),
@@ -81,6 +86,7 @@ pub(crate) struct Ctx {
 #[derive(Default)]
 struct Fresh {
     locks: HashMap<String, Arc<Vec<u8>>>,
+    selectors: Vec<String>,
     listened: Option<(i64, Arc<BTreeSet<String>>)>,
 }
 
@@ -168,6 +174,13 @@ impl Ctx {
         if let Some(listened) = fresh.listened {
             *self.shared.listened.lock().unwrap_or_else(PoisonError::into_inner) = Some(listened);
         }
+        if !fresh.selectors.is_empty() {
+            let mut selectors = self.shared.selectors.lock().unwrap_or_else(PoisonError::into_inner);
+            if selectors.len() + fresh.selectors.len() > SELECTORS_KEPT {
+                selectors.clear();
+            }
+            selectors.extend(fresh.selectors);
+        }
         if fresh.locks.is_empty() {
             return;
         }
@@ -176,6 +189,16 @@ impl Ctx {
             locks.clear();
         }
         locks.extend(fresh.locks);
+    }
+
+    /// Whether a selector is known to be stored.
+    pub(crate) fn selector_kept(&self, digest: &str) -> bool {
+        self.shared.selectors.lock().unwrap_or_else(PoisonError::into_inner).contains(digest)
+    }
+
+    /// Keeps that a selector is stored.
+    pub(crate) fn keep_selector(&self, digest: String) {
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner).selectors.push(digest);
     }
 
     /// A lock document from memory.

@@ -295,7 +295,7 @@ facade! {
     write(Lane::META) meta::instance_heartbeat(instance: Instance) -> ();
     /// All instances.
     read meta::instance_list() -> Vec<Instance>;
-    /// Instances that gave no sign of life since `before`.
+    /// Instances that gave no sign of life since `before`, and those that stopped in order and left jobs at agents, by name.
     read meta::instance_dead(before: Ts) -> Vec<InstanceId>;
     /// Forgets an instance (clean stop, or dead).
     write(Lane::META) meta::instance_remove(id: InstanceId) -> ();
@@ -332,7 +332,7 @@ facade! {
     // ---- retention: what is older than `before`, at most `limit`, and never what is still open
     /// Deletes ended rows of the queue; returns how many.
     write(Lane::META) retention::queue_prune(before: Ts, limit: u32) -> u64;
-    /// Bodies in the object store: delete the object, then call `delivery_body_moved`.
+    /// Bodies in the object store: delete the object, then call `delivery_body_expired`.
     read retention::payloads_older(before: Ts, limit: u32) -> Vec<(DeliveryRowId, String)>;
     /// Deletes decision traces; returns how many.
     write(Lane::META) retention::traces_prune(before: Ts, limit: u32) -> u64;

@@ -63,12 +63,26 @@ macro_rules! skip_locked {
     };
 }
 
+/// Rows of an `INSERT` whose statement is kept: its text is another one for each number of them.
+const KEPT_ROWS: usize = 16;
+
 /// One `INSERT` per 500 rows: each costs a round trip.
 macro_rules! insert_all {
     ($conn:expr, $table:expr, $rows:expr) => {{
         for chunk in $rows.chunks(500) {
-            diesel::insert_into($table).values(chunk).execute($conn).await?;
+            let insert = diesel::insert_into($table).values(chunk);
+            crate::pg::shared::kept::kept_if(chunk.len() <= crate::pg::KEPT_ROWS, insert).execute($conn).await?;
         }
+    }};
+}
+
+/// Sends statements that do not depend on each other at once and waits for all of them: one round trip instead of one for each.
+/// In which order they run is not said, since some may have to be prepared first: whatever takes a lock that others rely on
+/// goes before. The error is that of one that failed.
+macro_rules! at_once {
+    ($conn:ident as $shared:ident; $($call:expr),+ $(,)?) => {{
+        let connection: &Conn = $conn;
+        futures::try_join!($(async { let $shared = &mut &*connection; $call.await }),+)
     }};
 }
 

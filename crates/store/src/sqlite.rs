@@ -72,6 +72,13 @@ macro_rules! insert_all {
     }};
 }
 
+/// One after the other: there is no way to the database that could be saved.
+macro_rules! at_once {
+    ($conn:ident as $shared:ident; $($call:expr),+ $(,)?) => {
+        async { diesel::QueryResult::Ok(($({ let $shared = &mut *$conn; $call.await? }),+)) }.await
+    };
+}
+
 #[path = "shared/mod.rs"]
 pub(crate) mod shared;
 

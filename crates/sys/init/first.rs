@@ -31,9 +31,9 @@ const READ_BYTES: usize = 32 * 1024;
 const KILLED: i32 = SIGKILL;
 /// O_NOFOLLOW | O_NONBLOCK, for files that a step may have swapped (open(2)); other architectures have other numbers.
 #[cfg(any(target_arch = "aarch64", target_arch = "arm"))]
-const CAREFULLY: i32 = 0o100_000 | 0o4_000;
+pub const CAREFULLY: i32 = 0o100_000 | 0o4_000;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "arm")))]
-const CAREFULLY: i32 = 0o400_000 | 0o4_000;
+pub const CAREFULLY: i32 = 0o400_000 | 0o4_000;
 
 /// Where frames go out.
 pub type Line = Arc<Mutex<io::Stdout>>;

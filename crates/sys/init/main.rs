@@ -6,9 +6,12 @@
 //! that "all processes of this command" has an answer.
 
 #[allow(dead_code, reason = "each side uses half of it")]
+mod tar;
+#[allow(dead_code, reason = "each side uses half of it")]
 mod wire;
 
 mod call;
+mod files;
 mod first;
 mod keeper;
 mod proc_fs;
@@ -24,6 +27,7 @@ fn main() -> ExitCode {
     }
     match words.next() {
         Some(word) if word == keeper::WORD => keeper::run(words.collect()),
+        Some(word) if word == files::WORD => files::run(words.collect()),
         Some(word) if word == "credential-helper" => {
             call::run(std::iter::once(word).chain(words).collect());
             // git falls through to its own means, whatever went wrong.

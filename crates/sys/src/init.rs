@@ -1,6 +1,8 @@
-//! The first process of a job's container: the program, and the frames that it speaks. It is a program of its own, built
+//! The first process of a job's container: the program, the frames that it speaks and the archives that it makes. It is a program of its own, built
 //! statically by this crate's build script from `crates/sys/init`.
 
+#[path = "../init/tar.rs"]
+pub mod tar;
 #[path = "../init/wire.rs"]
 pub mod wire;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use kici_api::dto::runs::{RunDetail, StepView};
+use kici_api::dto::logs::{FollowEvent, FollowRequest};
+use kici_api::dto::runs::RunDetail;
 use kici_engine::ids::RunId;
 use kici_engine::time::Clock;
 use kici_sys::clock::SystemClock;
@@ -17,6 +18,8 @@ use super::stats::Samples;
 
 /// Bytes of a line of the flood, with its end.
 const FLOOD_LINE: usize = 64;
+/// What a line of the flood begins with; ten digits of its number, from 1, follow.
+const FLOOD_TEXT: &str = "the-quick-brown-fox-jumps-over-the-lazy-dog-and-so-on";
 /// Lines of the flood: 1 GiB.
 pub(super) const FLOOD_LINES: usize = 1 << 24;
 /// Lines of a flood for a quick run.
@@ -28,6 +31,10 @@ pub(crate) async fn bare(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
     let agent = node.agent().await?;
     figures.extend(overhead(node, effort).await?);
     figures.extend(cancel(node, effort).await?);
+    figures.extend(stubborn(node, effort).await?);
+    agent.stop().await?;
+    // By default the middle of so much is left out, and counted.
+    let agent = node.agent_with(&[("KICI_MAX_LOG_SIZE_BYTES", "0".to_owned())]).await?;
     figures.extend(flood(node, effort).await?);
     figures.push(("flood_agent_mib", most_resident(&agent)?));
     agent.stop().await?;
@@ -68,7 +75,25 @@ async fn cancel(node: &Node, effort: Effort) -> Result<Figures> {
     Ok(vec![("cancel_p50_ms", samples.percentile(50)), ("cancel_p99_ms", samples.percentile(99))])
 }
 
-/// Much output of one step: every line is kept or counted as left out by the limit.
+/// How long a job of [`Work::Stubborn`] has between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// From the end of the grace until a job is over whose processes, one in a session of its own, ignore SIGTERM.
+async fn stubborn(node: &Node, effort: Effort) -> Result<Figures> {
+    let mut samples = Samples::default();
+    for _ in 0..effort.of(20) {
+        let run = started(node, Work::Stubborn).await?;
+        let asked = SystemClock.now();
+        node.server.cancel(run).await?;
+        let detail = node.server.ended(run).await?;
+        let job = detail.jobs.first().context("the run has no job")?;
+        let took = job.finished_at.context("the job has no end")?.since(asked);
+        samples.add(took.checked_sub(GRACE).context("the job was over before its grace")?);
+    }
+    Ok(vec![("killed_p50_ms", samples.percentile(50)), ("killed_p99_ms", samples.percentile(99))])
+}
+
+/// Much output of one step: every line comes back as it was written, in its order.
 async fn flood(node: &Node, effort: Effort) -> Result<Figures> {
     let (work, lines_sent) =
         if effort.is_quick() { (Work::Trickle, TRICKLE_LINES) } else { (Work::Flood, FLOOD_LINES) };
@@ -78,11 +103,17 @@ async fn flood(node: &Node, effort: Effort) -> Result<Figures> {
     let detail = node.server.ended(run).await?;
     let took = start.elapsed();
     anyhow::ensure!(crate::dev::report::all_succeeded(std::slice::from_ref(&detail)), "a run failed: {detail:?}");
-    let steps: Vec<StepView> = node.server.steps(run).await?;
-    let lines: u64 = steps.iter().map(|step| step.log.lines + step.log.missing_lines).sum();
-    let sent = lines_sent as u64;
-    // The marker in the place of what was left out is a line too.
-    anyhow::ensure!((sent..=sent + 1).contains(&lines), "{lines} lines of {sent}");
+    let mut events = node.server.client().follow(run, FollowRequest::default());
+    let mut next = 0;
+    while let Some(event) = events.next().await {
+        let FollowEvent::Lines { lines, .. } = event? else { continue };
+        for line in lines {
+            next += 1;
+            let expected = format!("{FLOOD_TEXT}{next:010}");
+            anyhow::ensure!(line.text == expected, "line {next} is `{}` instead of `{expected}`", line.text);
+        }
+    }
+    anyhow::ensure!(next == lines_sent, "{next} lines of {lines_sent} came back");
     Ok(vec![("flood_mib_per_s", bytes as f64 / f64::from(1 << 20) / took.as_secs_f64())])
 }
 

@@ -16,6 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 
 use super::agent::{Agent, Seen};
+use super::lines;
 use super::node::{Node, Work, resident};
 use super::stats::Samples;
 use crate::dev::children::Program;
@@ -48,8 +49,7 @@ pub(crate) type Figures = Vec<(&'static str, f64)>;
 pub(crate) const AGENTS: usize = 50;
 /// Webhooks that are under way at once there.
 pub(crate) const SENDERS: usize = 16;
-/// A line of a log, and lines of a chunk.
-const LINE: &str = "1764450000000000 o the quick brown fox jumps over the lazy dog and runs through the whole build\n";
+/// Lines of a chunk.
 const LINES_PER_CHUNK: usize = 640;
 
 /// Webhooks at 50/s, each answered after it is durable.
@@ -170,7 +170,8 @@ async fn end_to_end(node: &Node, work: Work) -> Result<(Ts, kici_api::dto::runs:
     Ok((decided.delivery.received_at, detail))
 }
 
-/// Log lines of one step through `StreamLogs`, until all are durable: the median of some rounds.
+/// Log lines of one step through `StreamLogs`, until all are durable: the median of some rounds. Each round is read back
+/// afterwards: a line that is lost, doubled, changed or in another place is an error.
 pub(crate) async fn logs(node: &Arc<Node>, effort: Effort) -> Result<Figures> {
     let mut agent = Agent::register(&node.server.url(), &node.agent_token().await?, "logger".into()).await?;
     let mut rounds = Vec::new();
@@ -192,16 +193,21 @@ async fn round_of_lines(node: &Node, effort: Effort, agent: &mut Agent) -> Resul
     chunks.send(LogChunk { chunk: Some(Chunk::Open(LogOpen { job: job.clone() })) }).await?;
     let mut acks = agent.gateway.clone().stream_logs(request).await?.into_inner();
 
-    let data = LINE.repeat(LINES_PER_CHUNK).into_bytes();
     let count = effort.of(1_000);
-    let (lines, total) = ((count * LINES_PER_CHUNK) as u64, (count * data.len()) as u64);
+    // Every line differs. They are made before the clock runs.
+    let chunk = |number| lines::chunk(number * LINES_PER_CHUNK, LINES_PER_CHUNK);
+    let data: Vec<bytes::Bytes> = (0..count).map(chunk).collect();
+    let lines = (count * LINES_PER_CHUNK) as u64;
+    let total: u64 = data.iter().map(|chunk| chunk.len() as u64).sum();
     let start = Instant::now();
     let mut sender = JoinSet::new();
     sender.spawn(async move {
-        for number in 0..count {
-            let offset = (number * data.len()) as u64;
-            let chunk = LogData { step: Some(step.clone()), offset, data: data.clone().into() };
+        let mut offset = 0;
+        for data in data {
+            let next = offset + data.len() as u64;
+            let chunk = LogData { step: Some(step.clone()), offset, data };
             chunks.send(LogChunk { chunk: Some(Chunk::Data(chunk)) }).await?;
+            offset = next;
         }
         let seal = LogSeal { step: Some(step.clone()), offset: total, lines, ..LogSeal::default() };
         chunks.send(LogChunk { chunk: Some(Chunk::Seal(seal)) }).await?;
@@ -218,9 +224,10 @@ async fn round_of_lines(node: &Node, effort: Effort, agent: &mut Agent) -> Resul
     }
     let (_chunks, step) = sender.join_next().await.context("the sender is gone")???;
     agent.step(job.clone(), step, "success", (total, lines)).await?;
-    agent.succeed(job, total).await?;
+    agent.succeed(job.clone(), total).await?;
     agent.settled().await?;
     let took = durable.context("not every line was acknowledged")?;
+    lines::read_back(&node.server, &job.context("a job without a name")?, lines).await?;
     Ok(lines as f64 / took.as_secs_f64())
 }
 

@@ -5,6 +5,8 @@ mod agent;
 mod bare;
 mod compile;
 mod container;
+mod first_line;
+mod lines;
 mod measure;
 mod node;
 pub(crate) mod postgres;
@@ -46,6 +48,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("container_overhead_p99_ms", "job in a container over its plain command, warm image, p99 (ms)", ""),
     ("cancel_p50_ms", "cancel to no process left, p50 (ms)", "<= 100"),
     ("cancel_p99_ms", "cancel to no process left, p99 (ms)", ""),
+    ("killed_p50_ms", "end of the grace to no process left, SIGTERM ignored, p50 (ms)", "<= 100"),
+    ("killed_p99_ms", "end of the grace to no process left, p99 (ms)", ""),
     ("flood_mib_per_s", "1 GiB of output of one step, through the agent (MiB/s)", ""),
     ("flood_agent_mib", "agent resident at most, with 1 GiB of output (MiB)", "<= 64"),
     ("jobs_per_s", "jobs done, 50 simulated agents (1/s)", ">= 300"),
@@ -54,6 +58,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("orchestrator_loaded_mib", "orchestrator resident, at the end of the load (MiB)", ""),
     ("agent_resident_mib", "agent resident, idle (MiB)", "<= 15"),
     ("start_p50_ms", "start to ready, p50 (ms)", "<= 200"),
+    ("dev_first_line_p50_ms", "cargo xtask dev to the first line of a step, warm build, p50 (ms)", "<= 1000"),
+    ("dev_first_line_ready_p50_ms", "the same without cargo's look at the build, p50 (ms)", ""),
     ("compile_p50_ms", "compile a file of 200 lines, p50 (ms)", "<= 2"),
     ("compile_lines", "lines of that file", ""),
     ("compile_1000_s", "compile 1,000 such files on one core (s)", "<= 1.5"),
@@ -135,7 +141,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut failed = 0;
     for backend in [Backend::Sqlite, Backend::Postgres] {
         for part in options.part.iter().filter(|_| options.only.is_none_or(|only| only == backend)) {
-            match runtime.block_on(measure(&binaries, backend, *part, effort, host)) {
+            match runtime.block_on(measure(&workspace.root, &binaries, backend, *part, effort, host)) {
                 Ok(figures) => results.entry(backend).or_default().extend(figures),
                 // Minutes of work of the other parts are not thrown away.
                 Err(error) => {
@@ -155,6 +161,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 }
 
 async fn measure(
+    root: &std::path::Path,
     binaries: &std::path::Path,
     backend: Backend,
     part: Part,
@@ -162,7 +169,14 @@ async fn measure(
     engine: Option<&str>,
 ) -> Result<Figures> {
     match part {
-        Part::Standard => standard(binaries, backend, effort).await,
+        Part::Standard => {
+            let mut figures = standard(binaries, backend, effort).await?;
+            // It always runs on SQLite.
+            if backend == Backend::Sqlite {
+                figures.extend(limited("xtask dev", first_line::measure(root, binaries, effort)).await?);
+            }
+            Ok(figures)
+        }
         Part::Bare => alone(binaries, backend, effort, "bare jobs", bare::bare).await,
         Part::Container => {
             let host = engine.context("there is no engine")?;

@@ -31,6 +31,8 @@ pub(crate) enum Work {
     Contained,
     /// A step that goes on until it is told to end, with a child in a session of its own.
     Hang,
+    /// The same, but both ignore being told.
+    Stubborn,
     /// A step that writes 1 GiB.
     Flood,
     /// A step that writes 16 MiB.
@@ -50,6 +52,7 @@ impl Work {
             Work::Plain => "plain",
             Work::Contained => "contained",
             Work::Hang => "hang",
+            Work::Stubborn => "stubborn",
             Work::Flood => "flood",
             Work::Trickle => "trickle",
         }
@@ -57,7 +60,7 @@ impl Work {
 }
 
 /// One file per kind of work; `N` is its branch.
-const WORKFLOWS: [(&str, &str); 9] = [
+const WORKFLOWS: [(&str, &str); 10] = [
     ("one", "runs_on: simulated\n    checkout: false\n    run: 'true'"),
     (
         "many",
@@ -74,6 +77,10 @@ const WORKFLOWS: [(&str, &str); 9] = [
         "runs_on: real\n    checkout: false\n    container: { image: 'kici-bench/busybox:1', pull: never }\n    run: 'true'",
     ),
     ("hang", "runs_on: real\n    checkout: false\n    run: 'setsid sleep 600 & exec sleep 600'"),
+    (
+        "stubborn",
+        "runs_on: real\n    checkout: false\n    grace_period: 1s\n    run: \"trap '' TERM; setsid sleep 600 & while :; do sleep 600; done\"",
+    ),
     ("flood", FLOOD),
     ("trickle", TRICKLE),
 ];
@@ -82,8 +89,8 @@ const WORKFLOWS: [(&str, &str); 9] = [
 pub(super) const IMAGE: &str = "kici-bench/busybox:1";
 
 /// Lines of 64 bytes.
-const FLOOD: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 16777216 || true'";
-const TRICKLE: &str = "runs_on: real\n    checkout: false\n    run: 'yes the-quick-brown-fox-jumps-over-the-lazy-dog-and-runs-through-it | head -n 262144 || true'";
+const FLOOD: &str = "runs_on: real\n    checkout: false\n    run: seq -f the-quick-brown-fox-jumps-over-the-lazy-dog-and-so-on%010.0f 16777216";
+const TRICKLE: &str = "runs_on: real\n    checkout: false\n    run: seq -f the-quick-brown-fox-jumps-over-the-lazy-dog-and-so-on%010.0f 262144";
 
 pub(crate) struct Node {
     binaries: PathBuf,

@@ -53,7 +53,12 @@ impl Repo {
         let bare = git(&path, ["rev-parse", "--is-bare-repository"])
             .with_context(|| format!("--repo {} is not a git repository", path.display()))?;
         let bare = bare == "true";
-        let top = git(&path, ["rev-parse", if bare { "--absolute-git-dir" } else { "--show-toplevel" }])?;
+        let top = git(&path, ["rev-parse", if bare { "--absolute-git-dir" } else { "--show-toplevel" }]);
+        let top =
+            top.with_context(|| format!("--repo {} has no work tree; name the folder above it", path.display()))?;
+        if top.contains(':') {
+            bail!("{top}: a colon would end the path in `sources.local_paths`; use a checkout at a path without one");
+        }
         let repo = Self { path: PathBuf::from(top), bare };
         if git(&repo.path, ["rev-parse", "--verify", "--quiet", "HEAD^{commit}"]).is_err() {
             bail!("{} has no commit yet; commit something first", repo.path.display());
@@ -119,10 +124,12 @@ impl Repo {
         Ok(self.git(["status", "--porcelain"])?.lines().count())
     }
 
-    /// Path and content of the workflow files at a commit.
+    /// Path and content of the workflow files at a commit. Symbolic links are none.
     pub(crate) fn workflows(&self, sha: &str) -> Result<Vec<(String, String)>> {
-        let names = self.git(["ls-tree", "-r", "-z", "--full-tree", "--name-only", sha, "--", WORKFLOWS, STEPS])?;
-        let names = names.split('\0').filter(|name| name.ends_with(".yaml") || name.ends_with(".yml"));
+        let entries = self.git(["ls-tree", "-r", "-z", "--full-tree", sha, "--", WORKFLOWS, STEPS])?;
+        let files = entries.split('\0').filter(|entry| entry.starts_with("100"));
+        let names = files.filter_map(|entry| Some(entry.split_once('\t')?.1));
+        let names = names.filter(|name| name.ends_with(".yaml") || name.ends_with(".yml"));
         names.map(|name| Ok((name.to_owned(), exactly(&self.path, ["show", &format!("{sha}:{name}")])?))).collect()
     }
 
@@ -238,5 +245,23 @@ mod tests {
         git(directory.path(), ["init", "--quiet"]).unwrap();
         let error = Repo::open(directory.path()).err().unwrap();
         assert!(error.to_string().contains("has no commit yet"), "{error}");
+        let error = Repo::open(&directory.path().join(".git")).err().unwrap();
+        assert!(error.to_string().contains("has no work tree; name the folder above it"), "{error}");
+        let odd = directory.path().join("a:b");
+        std::fs::create_dir(&odd).unwrap();
+        git(&odd, ["init", "--quiet"]).unwrap();
+        let error = Repo::open(&odd).err().unwrap();
+        assert!(error.to_string().contains("a colon"), "{error}");
+    }
+
+    #[test]
+    fn links_are_no_workflows() {
+        let directory = tempfile::tempdir().unwrap();
+        let repo = sample(directory.path());
+        std::os::unix::fs::symlink("ci.yaml", repo.path.join(WORKFLOWS).join("link.yaml")).unwrap();
+        repo.git(["add", "--all"]).unwrap();
+        repo.git(["-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "-m", "link"]).unwrap();
+        let (push, _) = repo.head().unwrap();
+        assert_eq!(repo.workflows(&push.after).unwrap().len(), 1);
     }
 }

@@ -7,6 +7,7 @@ mod licences;
 mod manifests;
 mod metrics;
 mod migrations;
+mod native;
 mod sources;
 mod workflows;
 
@@ -23,8 +24,9 @@ struct Tree<'a> {
 
 type Rule = fn(&Tree<'_>) -> Result<Vec<String>>;
 
-const RULES: [(&str, Rule); 8] = [
+const RULES: [(&str, Rule); 9] = [
     ("licences", licences::check),
+    ("native code", native::check),
     ("arrows", arrows::check),
     ("manifests", manifests::check),
     ("migrations", migrations::check),

@@ -10,7 +10,7 @@ use kici_api::dto::logs::{EndReason, FollowEvent, FollowRequest, LogQuery, LogSt
 use kici_engine::ids::{JobId, RunId};
 use kici_engine::state::RunStatus;
 
-use crate::args::Format;
+use crate::args::{Format, whole};
 use crate::exit::{FAILED, Failure, NOT_FOUND, PARTIAL};
 use crate::output::{Output, printable};
 
@@ -29,7 +29,7 @@ pub(crate) struct Logs {
     #[arg(long)]
     step: Option<String>,
     /// An earlier hand-over of the job, as `run show` lists them
-    #[arg(long, requires = "job", conflicts_with = "follow")]
+    #[arg(long, requires = "job", conflicts_with = "follow", value_parser = whole::<u32>)]
     epoch: Option<u32>,
     /// With the time of each line
     #[arg(long)]

@@ -9,6 +9,7 @@ use kici_api::dto::sources::{AddSource, SetSecrets, SourceKind, SourceView, Trig
 use serde_json::{Map, Value as Json, json};
 
 use super::Context;
+use crate::args::whole;
 use crate::exit::Failure;
 use crate::output::{Column, fields, status, text};
 
@@ -74,7 +75,7 @@ pub(crate) enum Add {
         /// Name, 1 to 64 of a-z, 0-9, . _ -
         name: String,
         /// The App's numeric id
-        #[arg(long)]
+        #[arg(long, value_parser = whole::<u64>)]
         app_id: u64,
         /// The API of a GitHub Enterprise server
         #[arg(long)]

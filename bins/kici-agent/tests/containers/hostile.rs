@@ -45,31 +45,86 @@ async fn jobs_do_not_see_each_other_and_what_is_asked_for_is_given() {
     says(&text, &["alone\n0\n1\n", "chown works", "\n1000\n", "read-only", "workspace works", "shm is small"]);
 }
 
+/// What each does, its script, how its job ends, what its log says.
+const TABLE: &[(&str, &str, &str, &[&str])] = &[
+    ("kills its keeper", "kill -9 $PPID; sleep 600", "step_failed", &["killed by signal 9"]),
+    (
+        "puts a link in the place of its outputs",
+        "rm $KICI_OUTPUT; ln -s /etc/passwd $KICI_OUTPUT; echo done",
+        "",
+        &["not a plain file any more"],
+    ),
+    (
+        "puts a directory in the place of its exports",
+        "rm $KICI_ENV; mkdir $KICI_ENV; echo done",
+        "",
+        &["not a plain file any more"],
+    ),
+    ("removes all of its files", "rm -f $KICI_OUTPUT $KICI_ENV $KICI_PATH $KICI_SUMMARY $0; echo done", "", &["done"]),
+    ("has outputs over the limit", "head -c 2000000 /dev/zero >> $KICI_OUTPUT; echo done", "", &["larger than 1 MiB"]),
+    ("closes its streams", "exec > /dev/null 2>&1 0<&-; sleep 0.1", "", &[]),
+    ("writes bytes that are no text", "head -c 3000000 /dev/urandom; echo; echo done", "", &["done"]),
+    (
+        "many processes in sessions of their own",
+        "for i in $(seq 300); do setsid sleep 600 > /dev/null 2>&1 & done; echo up",
+        "",
+        &["up"],
+    ),
+    ("a child that holds the output", "sleep 600 & echo holds the output", "", &["holds the output"]),
+    ("kills everybody", "kill -9 -1; echo never", "step_failed", &["killed by signal 9"]),
+    ("removes everything", "rm -rf /workspace/* /tmp/* / 2>/dev/null || true", "", &[]),
+    (
+        "reads through the root of the first process",
+        "ln -s /proc/1 p; cat p/root/etc/shadow 2>/dev/null || echo closed",
+        "",
+        &["closed"],
+    ),
+    (
+        "prints what looks like frames of the first process",
+        "printf '\\0\\0\\0\\005\\005\\0\\0\\0\\0'; printf '\\001\\0\\0\\0\\0\\0\\0\\001x'; echo; echo done",
+        "",
+        &["done"],
+    ),
+    (
+        "writes noise to the socket of its agent",
+        "nc local:/run/kici/call.sock < /dev/zero > /dev/null 2>&1; echo done",
+        "",
+        &["done"],
+    ),
+    (
+        "calls its agent with the words of its operator",
+        "for w in run doctor 'config check' 'git with-write -- id' 'cache save --key k --socket /x y' 'step git token'; do kici $w; echo code $?; done",
+        "",
+        &["in a container there are", "code 2"],
+    ),
+    (
+        "a cache path that climbs, is absolute or a whole home",
+        "for p in ../../x /etc '~' '~/../x' .; do kici cache save --key k $p; echo code $?; done",
+        "",
+        &["code 2"],
+    ),
+    (
+        "an artifact by way of a link, or out of the workspace",
+        "ln -s /etc e; for p in e/passwd /etc/passwd ../etc/passwd; do kici artifact upload x $p; echo code $?; done",
+        "",
+        &["code 2"],
+    ),
+];
+
+#[test]
+fn the_page_of_the_corpus_lists_every_job_with_its_outcome() {
+    let mut table = "| # | the job | ends | its log says |\n|---|---|---|---|\n".to_owned();
+    for (at, (name, _, end, says)) in TABLE.iter().enumerate() {
+        let says: Vec<String> = says.iter().map(|word| format!("`{}`", page::cell(word))).collect();
+        table += &format!("| {} | {name} | {} | {} |\n", at + 1, page::end(end), says.join(", "));
+    }
+    page::holds("jobs in a container", &table);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_steps_end_as_they_must_and_the_next_job_finds_nothing_of_them() {
     let Some(site) = Site::start("docker", &[]).await else { return };
-    // What each does, how its job ends, what its log says.
-    let table: &[(&str, &str, &[&str])] = &[
-        ("kill -9 $PPID; sleep 600", "step_failed", &["killed by signal 9"]),
-        ("rm $KICI_OUTPUT; ln -s /etc/passwd $KICI_OUTPUT; echo done", "", &["not a plain file any more"]),
-        ("rm $KICI_ENV; mkdir $KICI_ENV; echo done", "", &["not a plain file any more"]),
-        ("rm -f $KICI_OUTPUT $KICI_ENV $KICI_PATH $KICI_SUMMARY $0; echo done", "", &["done"]),
-        ("head -c 2000000 /dev/zero >> $KICI_OUTPUT; echo done", "", &["larger than 1 MiB"]),
-        ("exec > /dev/null 2>&1 0<&-; sleep 0.1", "", &[]),
-        ("head -c 3000000 /dev/urandom; echo; echo done", "", &["done"]),
-        ("for i in $(seq 300); do setsid sleep 600 > /dev/null 2>&1 & done; echo up", "", &["up"]),
-        ("sleep 600 & echo holds the output", "", &["holds the output"]),
-        ("kill -9 -1; echo never", "step_failed", &["killed by signal 9"]),
-        ("rm -rf /workspace/* /tmp/* / 2>/dev/null || true", "", &[]),
-        ("ln -s /proc/1 p; cat p/root/etc/shadow 2>/dev/null || echo closed", "", &["closed"]),
-        (
-            "printf '\\0\\0\\0\\005\\005\\0\\0\\0\\0'; printf '\\001\\0\\0\\0\\0\\0\\0\\001x'; echo; echo done",
-            "",
-            &["done"],
-        ),
-        ("nc local:/run/kici/call.sock < /dev/zero > /dev/null 2>&1; echo done", "", &["done"]),
-    ];
-    for (n, (text, reason, words)) in table.iter().enumerate() {
+    for (n, (_, text, reason, words)) in TABLE.iter().enumerate() {
         let job = job(10 + n as u128, 1);
         let step = Step { timeout_ms: Some(20_000), ..script(&format!("set +e\n{text}")) };
         let (result, said) = site.run_offer(contained(&job, vec![step], json!({})), 1).await;

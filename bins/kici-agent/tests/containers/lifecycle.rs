@@ -51,7 +51,7 @@ async fn a_cancel_gives_its_grace_and_ends_everything_in_podman() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_that_takes_more_memory_than_it_may_fails_as_that() {
+async fn complaint_21_a_step_that_takes_more_memory_than_it_may_fails_as_that() {
     let Some(site) = Site::start("docker", &[]).await else { return };
     let more = json!({"resources": {"requests": {}, "limits": {"memory_bytes": 64 << 20}}});
     let (result, text) = site.run(&["dd if=/dev/zero of=/dev/null bs=200M count=1; echo went on; exit 1"], more).await;

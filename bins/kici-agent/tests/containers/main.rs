@@ -6,6 +6,8 @@ mod engine;
 mod fake;
 #[path = "../harness/mod.rs"]
 mod harness;
+#[path = "../harness/page.rs"]
+mod page;
 
 mod hostile;
 mod lifecycle;

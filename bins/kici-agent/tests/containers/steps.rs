@@ -135,7 +135,7 @@ async fn acceptance_4_git_in_a_container_asks_its_agent_and_what_it_gets_is_mask
         "set +e; env | grep GIT_CONFIG_VALUE; {ask} | /opt/kici/kici-init credential-helper --socket $KICI_SOCK get
         {ask} | /opt/kici/kici-init credential-helper --socket $KICI_SOCK store && echo stored nothing
         kici git token > token; wc -c < token; kici git token | tr a-z b-za
-        kici doctor; echo code $?; kici git with-write -- sh -c 'exit 5'; echo code $?"
+        kici doctor; echo code $?; printf hidden-v4lue | kici mask && echo now hidden-v4lue; kici git with-write -- sh -c 'exit 5'; echo code $?"
     );
     let git = GitAccess {
         hosts: vec![GitHost { protocol: "https".into(), host: "git.test".into(), ignore_case: false }],
@@ -145,6 +145,6 @@ async fn acceptance_4_git_in_a_container_asks_its_agent_and_what_it_gets_is_mask
     let (result, text) = site.run_offer(offer, 1).await;
     assert_eq!(result.state, "success", "{} {text}", result.message);
     says(&text, &["/opt/kici/kici-init", "username=x-access-token", "password=***", "stored nothing", "\n26\n"]);
-    says(&text, &["in a container there are", "code 2", "code 5"]);
+    says(&text, &["in a container there are", "code 2", "now ***", "code 5"]);
     assert!(!text.contains("s3cr3t-t0ken"), "{text}");
 }

@@ -6,6 +6,8 @@ mod cases;
 mod fake;
 #[path = "../harness/mod.rs"]
 mod harness;
+#[path = "../harness/page.rs"]
+mod page;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -131,6 +133,18 @@ impl Drop for Site {
         // What a failed test leaves is looked at before the next build.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+#[test]
+fn the_page_of_the_corpus_lists_every_job_with_its_outcome() {
+    let words =
+        |words: &[&str]| words.iter().map(|word| format!("`{}`", page::cell(word))).collect::<Vec<_>>().join(", ");
+    let mut table = "| # | the job | ends | its log says | never |\n|---|---|---|---|---|\n".to_owned();
+    for (at, case) in CASES.iter().enumerate() {
+        let (end, says, never) = (page::end(case.ends), words(case.says), words(case.never));
+        table += &format!("| {} | {} | {end} | {says} | {never} |\n", at + 1, page::cell(case.name));
+    }
+    page::holds("jobs on a host", &table);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

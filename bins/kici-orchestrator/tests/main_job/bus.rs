@@ -94,6 +94,69 @@ async fn workflows_start_each_other(database: Option<String>) {
     assert_eq!(stack.log(after.id, "tell").await, ["ended consumer"]);
 }
 
+const BY_COMMAND: &str = r#"
+name: command
+on: push
+jobs:
+  tell:
+    runs_on: default
+    checkout: false
+    steps:
+      - |
+        id=$(kici emit built --payload '{"level": "low", "version": "9"}')
+        echo "told as $id"
+        other=$(kici emit built --payload '{"level": "low", "version": "10"}' --target 'elsewhere/*' --target '!elsewhere/x')
+        test "$other" != "$id"
+        kici emit __built && exit 1 || echo "reserved: $?"
+        kici emit "Not a name" && exit 1 || echo "no name: $?"
+        kici emit built --payload '{' 2> said && exit 1 || echo "no document: $?"
+        cat said
+        kici emit && exit 1 || echo "no event: $?"
+"#;
+
+async fn a_script_emits_events(database: Option<String>) {
+    let stack = Stack::start(database).await;
+    let token = stack.agent_token().await;
+    let _agent = stack.start_agent("a1", token.token.expose(), &[]).await;
+    let files = [(".kici/workflows/command.yaml", BY_COMMAND), (".kici/workflows/consumer.yaml", CONSUMER)];
+    let repository = stack.repository("app", &files).await;
+    let run = stack.push_one(&repository, "app").await;
+    let ended = stack.ended(run).await;
+    let log = stack.log(run, "tell").await;
+    assert_eq!(ended.run.status, RunStatus::Success, "{log:#?}\n{}", stack.logs());
+    for line in ["reserved: 3", "no name: 3", "no document: 2", "no event: 2"] {
+        assert!(log.iter().any(|said| said == line), "{line}: {log:#?}");
+    }
+    assert!(log.iter().any(|line| line.contains("--payload is not JSON")), "{log:#?}");
+
+    let consumer = run_of(&stack, "consumer").await;
+    assert_eq!(stack.ended(consumer.id).await.run.status, RunStatus::Success, "{}", stack.logs());
+    assert_eq!(stack.log(consumer.id, "take").await, ["local/app got 9"]);
+    let found = until("both events to be processed", async || {
+        let found = events(&stack, "built").await;
+        found.iter().all(|event| event.status == "processed").then_some(found)
+    })
+    .await;
+    assert_eq!(found.len(), 2, "what was refused is not there: {found:#?}");
+    let heard = found.iter().find(|event| !event.run_ids.is_empty()).unwrap();
+    assert!(log.contains(&format!("told as {}", heard.id)), "{log:#?}");
+    assert!(heard.job_id.is_some());
+    let other = found.iter().find(|event| event.id != heard.id).unwrap();
+    assert_eq!(other.run_ids, [], "it was for another repository");
+    assert_eq!(runs_of(&stack, "consumer").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_script_emits_events_by_a_command_on_sqlite() {
+    a_script_emits_events(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_emits_events_by_a_command_on_postgresql() {
+    let Some(database) = TestStore::postgres().await else { return };
+    a_script_emits_events(Some(database.url().to_owned())).await;
+}
+
 #[tokio::test]
 async fn emitted_events_and_ends_of_runs_start_workflows_on_sqlite() {
     workflows_start_each_other(None).await;

@@ -9,7 +9,7 @@ use crate::stack::{Stack, until};
 const WORKFLOW: &str = r#"
 name: ci
 on: push
-defaults: { runs_on: default }
+defaults: { runs_on: default, env: { SHARED: "by default" } }
 jobs:
   build: { outputs: { version: "${{ steps.v.outputs.version }}" }, steps: [{ id: v, run: 'echo version=7 >> "$KICI_OUTPUT"' }] }
   plan:
@@ -32,8 +32,16 @@ const JOBS: &str = r#"{"jobs": [
   {"name": "one", "needs": "build", "matrix": {"n": [1, 2]}, "env": {"V": "${{ needs.build.outputs.version }}"},
    "outputs": {"one": "${{ steps.s.outputs.one }}"},
    "steps": [{"id": "s", "run": "echo \"shard $MATRIX_N of $V\"; echo one=$V >> \"$KICI_OUTPUT\""}]},
-  {"name": "two", "needs": [{"job": "one", "when": "always"}], "run": "echo two"}
+  {"name": "two", "needs": [{"job": "one", "when": "always"}], "run": "echo two"},
+  {"name": "three", "needs": "build", "steps": [{"id": "say", "use": "./.kici/steps/say.yaml", "with": {"word": "${{ needs.build.outputs.version }}"}},
+    {"run": "echo \"heard $HEARD\"", "env": {"HEARD": "${{ steps.say.outputs.word }}"}}]}
 ]}"#;
+
+const STEP_FILE: &str = r#"
+inputs: { word: {} }
+outputs: { word: "${{ steps.it.outputs.word }}" }
+steps: [{ id: it, run: 'echo "$SHARED: $INPUT_WORD"; echo "word=$INPUT_WORD!" >> "$KICI_OUTPUT"' }]
+"#;
 
 struct Scene {
     stack: Stack,
@@ -55,7 +63,8 @@ impl Scene {
     /// A run of the workflow whose generator writes `jobs`.
     async fn run(&self, source: &str, workflow: &str, jobs: &str) -> kici_engine::ids::RunId {
         let workflow = workflow.replace("@GO@", &self.path("go")).replace("@LEDGER@", &self.path("ledger"));
-        let files = [(".kici/workflows/ci.yaml", workflow.as_str()), ("jobs.json", jobs)];
+        let files =
+            [(".kici/workflows/ci.yaml", workflow.as_str()), (".kici/steps/say.yaml", STEP_FILE), ("jobs.json", jobs)];
         let repository = self.stack.repository(source, &files).await;
         self.stack.push_one(&repository, source).await
     }
@@ -95,17 +104,18 @@ async fn jobs_that_a_job_makes(database: Option<String>) {
     let ended = scene.stack.ended(run).await;
     assert_eq!(ended.run.status, RunStatus::Success, "{:#?}\n{}", ended.jobs, scene.stack.logs());
     let names: Vec<&str> = ended.jobs.iter().map(|job| job.name.as_str()).collect();
-    assert_eq!(names, ["build", "plan", "join", "one (1)", "one (2)", "two"]);
+    assert_eq!(names, ["build", "plan", "join", "one (1)", "one (2)", "two", "three"]);
     assert_eq!(job(&ended, "plan").kind.as_deref(), Some("generate"));
     assert_eq!(scene.stack.log(run, "one (2)").await, ["shard 2 of 7"]);
     assert_eq!(scene.stack.log(run, "join").await, ["7 of success and yes"]);
+    assert_eq!(scene.stack.log(run, "three").await, ["by default: 7", "heard 7!"], "defaults and step files");
     assert_eq!(scene.made(), 1);
 
     // What was made is part of the run: a repetition has the same jobs and asks nobody.
     let again = scene.stack.client.rerun(run, RerunRun { failed_only: false }, None).await.unwrap().run_id;
     let ended = scene.stack.ended(again).await;
     assert_eq!(ended.run.status, RunStatus::Success, "{:#?}\n{}", ended.jobs, scene.stack.logs());
-    assert_eq!(ended.jobs.len(), 6);
+    assert_eq!(ended.jobs.len(), 7);
     assert_eq!(scene.stack.log(again, "join").await, ["7 of success and yes"]);
     assert_eq!(scene.made(), 1, "the generator ran again");
 }

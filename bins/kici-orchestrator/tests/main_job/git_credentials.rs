@@ -193,7 +193,7 @@ git fetch -q origin main
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_outlives_its_first_tokens_still_pushes() {
+async fn complaint_50_a_job_that_outlives_its_first_tokens_still_pushes() {
     let (stack, host, _agent) = start(None).await;
     let text = workflow("{ access: write }", LONG);
     let sha = host.repository("acme/app", &[(".kici/workflows/ci.yaml", &text)], &[]);
@@ -203,6 +203,46 @@ async fn a_job_that_outlives_its_first_tokens_still_pushes() {
     host.make_branch("acme/app", "later");
     succeeds(&stack, run).await;
     assert!(host.branches("acme/app").iter().any(|name| name == "late"));
+    let rows = audit(&stack, run).await;
+    let mints = rows.iter().filter(|row| row.action == "git_credential.mint" && row.outcome == "allowed").count();
+    assert!(mints >= 3, "each is in the audit log: {rows:#?}");
+}
+
+/// Everything that a job can lay its hands on goes into an artifact.
+const COLLECT: &str = r#"
+git fetch -q origin main
+kici git with-write -- git push -q origin HEAD:refs/heads/collected
+kici git with-write -- sh -c 'env > env-inside; cat /proc/[0-9]*/cmdline > lines-inside 2>/dev/null || true; cat /proc/[0-9]*/environ > all-inside 2>/dev/null || true'
+env > env; cat /proc/[0-9]*/cmdline > lines 2>/dev/null || true; git config --list --show-origin > config
+kici artifact upload everything .git '*inside' env lines config
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn complaint_52_no_token_is_in_the_workspace_the_environment_or_an_artifact_of_them() {
+    let (stack, host, _agent) = start(None).await;
+    let text = workflow("{ access: write }", COLLECT);
+    let sha = host.repository("acme/app", &[(".kici/workflows/ci.yaml", &text)], &[]);
+    let run = host.push(&stack, "acme/app", &sha).await;
+    succeeds(&stack, run).await;
+    let got = stack.dir.path().join("got");
+    let output = clean(&binary("kici-admin"))
+        .args(["artifact", "download", &run.to_string(), "everything", "--dir"])
+        .arg(&got)
+        .env("KICI_ADMIN_URL", format!("http://{}", stack.address))
+        .env("KICI_DATA_DIR", stack.data())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(got.join(".git/config").is_file() && got.join("lines-inside").is_file());
+    let minted = host.minted();
+    assert!(minted.len() >= 2, "{minted:?}");
+    let mut found = Vec::new();
+    for (token, _) in &minted {
+        for form in [token.clone(), STANDARD.encode(format!("x-access-token:{token}"))] {
+            holding(&got, &form, &mut found);
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
 }
 
 /// What an operator sees of a run.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use kici_engine::ids::{DeliveryRowId, EventId, JobId, ParseIdError, RegistrationId, RunId, TrustId};
+use kici_engine::ids::{DeliveryRowId, EventId, JobId, RegistrationId, RunId, TrustId};
 use kici_engine::time::Ts;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value as Json;
@@ -145,14 +145,21 @@ impl fmt::Display for LetterId {
     }
 }
 
-impl FromStr for LetterId {
-    type Err = ParseIdError;
+/// A text that names no dead letter.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not the id of a dead letter; expected `{delivery}` or `{event}` followed by a UUID",
+    delivery = DeliveryRowId::PREFIX, event = EventId::PREFIX)]
+pub struct ParseLetterError(String);
 
-    fn from_str(text: &str) -> Result<Self, ParseIdError> {
-        if text.starts_with(EventId::PREFIX) {
-            return text.parse().map(Self::Event);
-        }
-        text.parse().map(Self::Delivery)
+impl FromStr for LetterId {
+    type Err = ParseLetterError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLetterError> {
+        let parsed = match text.starts_with(EventId::PREFIX) {
+            true => text.parse().map(Self::Event),
+            false => text.parse().map(Self::Delivery),
+        };
+        parsed.map_err(|_| ParseLetterError(text.chars().take(80).collect()))
     }
 }
 

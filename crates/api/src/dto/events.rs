@@ -48,7 +48,7 @@ pub struct DeliveryView {
     pub payload_bytes: u64,
     /// SHA-256 of the body, hex.
     pub payload_sha256: String,
-    /// Why the body is not kept: `size_exceeded`, `storage_failed`.
+    /// Why the body is not kept: `size_exceeded`, `storage_failed`, `expired`.
     pub payload_omitted: Option<String>,
     /// When the next attempt is due.
     #[schema(value_type = Option<String>, format = DateTime)]

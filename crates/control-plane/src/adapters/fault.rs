@@ -71,6 +71,7 @@ pub(super) fn refusal(error: Refusal) -> Problem {
         Refusal::Unavailable(error) => store(error),
         Refusal::Misconfigured(_) | Refusal::BadSignature => Problem::new(Code::Conflict, error.to_string()),
         Refusal::TooLarge { .. } => Problem::new(Code::RequestTooLarge, error.to_string()),
+        Refusal::TooOften { .. } => Problem::new(Code::IngestRate, error.to_string()),
         Refusal::Busy { .. } => Problem::unavailable(error.to_string(), 5),
     }
 }

@@ -249,7 +249,7 @@ async fn an_archive_that_is_too_large_or_not_what_was_sent_is_not_kept() {
 /// Field complaint 56, and the second half of acceptance 22: a request names neither organisation, repository, scope nor run; the
 /// rows of the job decide.
 #[tokio::test(flavor = "multi_thread")]
-async fn acceptance_22_what_a_fork_writes_no_trusted_run_reads_and_what_is_not_held_is_refused() {
+async fn complaint_56_what_a_fork_writes_no_trusted_run_reads_and_what_is_not_held_is_refused() {
     TestStore::each(|t| async move {
         let site = Site::new(&t);
         let trusted = site.job("t", ForkState::No).await;

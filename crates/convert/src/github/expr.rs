@@ -31,6 +31,10 @@ pub(super) struct Names {
     pub workflow: String,
     /// Key of the job.
     pub job: String,
+    /// Ids of steps that restored a cache: whether there was one is not told here.
+    pub caches: BTreeSet<String>,
+    /// Where the files of each artifact lie in the workspace, by its name as written.
+    pub artifacts: BTreeMap<String, String>,
 }
 
 /// A needed job.
@@ -328,6 +332,9 @@ fn need<'a>(job: &str, names: &'a Names) -> Result<(String, &'a Need), String> {
 }
 
 fn step(id: &str, rest: &[&str], names: &Names) -> Result<Cel, String> {
+    if names.caches.contains(id) && matches!(rest, ["outputs", ..]) {
+        return Ok(Cel::new("''", Ty::Text));
+    }
     let ours = names.steps.get(id).ok_or_else(|| format!("step `{id}` has no result here"))?;
     let plain = ours.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let at = if plain { format!("steps.{ours}") } else { format!("steps[{}]", quote(ours)) };

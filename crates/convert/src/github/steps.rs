@@ -6,6 +6,7 @@ use kici_engine::yaml::{Node, Pos};
 
 use super::Defaults;
 use super::expr::{self, Names, condition, read_condition, template};
+use super::kept::{Keeper, Kept};
 use super::parse::{Expr, Part, parse, parts};
 use crate::Dialect;
 use crate::later::SECRETS;
@@ -26,10 +27,10 @@ const RENAMED: [(&str, &str); 7] = [
 
 /// What to do instead of an action, by the beginning of its name; the first that fits.
 const ACTIONS: [(&str, &str); 9] = [
-    ("actions/upload-artifact", "not carried over yet; write `artifacts` of the job by hand"),
-    ("actions/download-artifact", "not carried over yet; write `artifacts` of the job by hand"),
-    ("actions/cache", "not carried over yet; write `cache` by hand"),
-    ("Swatinem/rust-cache", "not carried over yet; write `cache` by hand"),
+    ("actions/upload-artifact", "write `artifacts.upload` of the job by hand"),
+    ("actions/download-artifact", "write `artifacts.download` of the job by hand"),
+    ("actions/cache", "write `cache` of the job by hand"),
+    ("Swatinem/rust-cache", "write `cache` of the job by hand, with the paths `target` and `~/.cargo/registry`"),
     ("actions/github-script", "there is no token of the forge in a job; call its API in a script"),
     ("docker/", "call `docker` in a script"),
     ("./", "actions of the repository are not run; put what it does into a script"),
@@ -37,31 +38,40 @@ const ACTIONS: [(&str, &str); 9] = [
     ("", "actions are not run; write a `run` that does the same"),
 ];
 
-/// The depth of the checkout where there is one, and the steps.
-pub(super) fn convert(
-    node: &Node,
-    path: &str,
-    names: &mut Names,
-    defaults: &Defaults,
-    report: &Report,
-) -> (Option<u32>, Vec<Y>) {
-    let (mut checkout, mut out) = (None, Vec::new());
+/// What becomes of the steps of a job.
+#[derive(Debug, Default)]
+pub(super) struct Made {
+    /// What is said of the checkout, where there is one.
+    pub(super) checkout: Option<Map>,
+    /// The scripts.
+    pub(super) steps: Vec<Y>,
+    /// What the job keeps and takes.
+    pub(super) kept: Kept,
+}
+
+/// Converts the steps of a job.
+pub(super) fn convert(node: &Node, path: &str, names: &mut Names, defaults: &Defaults, report: &Report) -> Made {
+    let mut made = Made::default();
     for (index, item) in items(node).into_iter().enumerate() {
         let fields = Fields::of(item, format!("{path}.{index}"), report);
         let mut step = Step { fields, from: item.span.start, names, defaults, report };
         if let Some(action) = step.fields.text("uses") {
             let action = action.to_owned();
-            match step.checkout(&action) {
-                Some(depth) => checkout = Some(depth),
-                None => out.push(step.action(&action)),
+            if let Some(checkout) = step.checkout(&action) {
+                made.checkout = Some(checkout);
+                continue;
+            }
+            let mut keeper = Keeper { fields: &step.fields, from: step.from, names: &mut *step.names };
+            if !keeper.take(&action, &mut made.kept) {
+                made.steps.push(step.action(&action));
             }
         } else {
-            out.push(
+            made.steps.push(
                 step.script().map_or_else(|| Y::Note(format!("line {}: not converted", item.span.start.line)), Y::Map),
             );
         }
     }
-    (checkout, out)
+    made
 }
 
 struct Step<'a, 'n> {
@@ -73,30 +83,44 @@ struct Step<'a, 'n> {
 }
 
 impl Step<'_, '_> {
-    /// The depth, when the step checks this repository out.
-    fn checkout(&self, action: &str) -> Option<u32> {
+    /// What is said of the checkout, when the step checks this repository out.
+    fn checkout(&self, action: &str) -> Option<Map> {
         if action.split('@').next() != Some("actions/checkout") {
             return None;
         }
         let with = self.fields.fields("with");
-        if with.as_ref().is_some_and(|with| with.take("repository").is_some() || with.take("path").is_some()) {
+        if with.as_ref().is_some_and(|with| with.take("repository").is_some()) {
             return None;
         }
         // A name for people, and a condition that nearly always holds for something that is done first.
         let _ = self.fields.take("name");
         self.fields.lose("if", "the checkout is always made");
-        let mut depth = 1;
-        if let Some(with) = &with {
-            // Nothing is left behind that could persist.
-            let _ = with.take("persist-credentials");
-            if let Some(text) = with.text("fetch-depth") {
-                match text.parse() {
-                    Ok(number) => depth = number,
-                    Err(_) => with.lose("fetch-depth", "no number"),
-                }
+        let mut out = Map::default();
+        let Some(with) = with else { return Some(out) };
+        // Nothing is left behind that could persist, and a fresh directory needs no cleaning.
+        for key in ["persist-credentials", "clean", "set-safe-directory", "show-progress"] {
+            let _ = with.take(key);
+        }
+        match with.text("fetch-depth").map(str::parse::<u32>) {
+            Some(Ok(1)) | None => {}
+            Some(Ok(depth)) => out.put("depth", self.from, Y::Plain(depth.to_string())),
+            Some(Err(_)) => with.lose("fetch-depth", "no number"),
+        }
+        for (theirs, ours) in [("submodules", "submodules"), ("lfs", "lfs"), ("fetch-tags", "tags")] {
+            match with.text(theirs) {
+                Some("true" | "recursive") => out.put(ours, self.from, Y::Plain("true".into())),
+                Some("false") | None => {}
+                Some(_) => with.lose(theirs, "only true or false can be carried over"),
             }
         }
-        Some(depth)
+        for key in ["path", "ref"] {
+            match with.text(key).filter(|text| !text.is_empty()).map(|text| template(text, self.names)) {
+                Some(Ok(text)) if !text.is_empty() => out.text(key, self.from, text),
+                Some(Err(reason)) => with.lose(key, reason),
+                Some(Ok(_)) | None => {}
+            }
+        }
+        Some(out)
     }
 
     fn action(&self, action: &str) -> Y {

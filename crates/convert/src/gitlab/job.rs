@@ -93,7 +93,7 @@ impl Job<'_> {
             out.text("name", self.from, self.name);
         }
         let when = self.when(&variables);
-        self.needs(&mut out, when.needs);
+        let (downloads, taking) = self.downloads(&self.needs(&mut out, when.needs));
         if when.condition != "true" {
             out.text("if", self.from, &when.condition);
         }
@@ -107,7 +107,16 @@ impl Job<'_> {
             }
         }
         self.checkout(&mut out, &variables);
-        let steps = self.steps(script, &variables, &mut env);
+        self.containers(&mut out, &variables);
+        self.turns(&mut out, &variables);
+        self.caches(&mut out, &variables);
+        let mut artifacts = Map::default();
+        artifacts.some("upload", self.from, Y::List(self.uploads(&out, &variables)));
+        artifacts.some("download", self.from, Y::List(downloads));
+        out.some("artifacts", self.from, Y::Map(artifacts));
+        let mut steps: Vec<Y> = taking.into_iter().collect();
+        steps.extend(self.steps(script, &variables, &mut env));
+        let steps = Y::List(steps);
         out.some("env", self.from, Y::Map(env));
         out.put("steps", self.from, steps);
         out
@@ -144,7 +153,7 @@ impl Job<'_> {
     }
 
     /// A job that was left out by its rules does not exist there; here it is skipped, which must not stop others.
-    fn needs(&self, out: &mut Map, when: Option<&str>) {
+    fn needs(&self, out: &mut Map, when: Option<&str>) -> Vec<String> {
         let (fields, around) = (&self.fields, self.around);
         let mut needed: Vec<String> = Vec::new();
         match fields.take("needs") {
@@ -191,6 +200,7 @@ impl Job<'_> {
             Y::Map(edge)
         });
         out.some("needs", self.from, Y::List(edges.collect()));
+        needed
     }
 
     fn parallel(&self, out: &mut Map, env: &mut Map) {
@@ -236,7 +246,7 @@ impl Job<'_> {
         let mut labels = Vec::new();
         if let Some(node) = fields.take("tags") {
             for text in texts(node, &fields.at("tags"), self.around.report) {
-                match filled(text, &variables.fixed, out) {
+                match filled(text, &variables.fixed, out, self.name) {
                     Some(label) => labels.push(label),
                     None => fields.lose("tags", format!("`{text}` is not known here")),
                 }
@@ -258,17 +268,13 @@ impl Job<'_> {
         // The usual depth there is 20.
         let mut checkout = Map::default();
         checkout.put("depth", self.from, Y::Plain(depth.unwrap_or(20).to_string()));
-        out.put("checkout", self.from, Y::Map(checkout));
         if variables.fixed.get("GIT_SUBMODULE_STRATEGY").is_some_and(|how| how != "none") {
-            self.around.report.lose(
-                self.from,
-                self.fields.at("variables.GIT_SUBMODULE_STRATEGY"),
-                "submodules are not checked out yet",
-            );
+            checkout.put("submodules", self.from, Y::Plain("true".into()));
         }
+        out.put("checkout", self.from, Y::Map(checkout));
     }
 
-    fn steps(&self, script: &Node, variables: &Variables, env: &mut Map) -> Y {
+    fn steps(&self, script: &Node, variables: &Variables, env: &mut Map) -> Vec<Y> {
         let (fields, report) = (&self.fields, self.around.report);
         let lines = |node: Option<&Node>, key: &str| -> String {
             let lines = node.map(|node| texts(node, &fields.at(key), report)).unwrap_or_default();
@@ -304,17 +310,36 @@ impl Job<'_> {
             );
             steps.push(Y::Map(step));
         }
-        Y::List(steps)
+        steps
     }
 }
 
-/// A text with its variables replaced by what is known of them.
-fn filled(text: &str, fixed: &BTreeMap<String, String>, out: &Map) -> Option<String> {
+/// Variables of GitLab that texts outside of scripts may hold.
+const STANDARD: [(&str, &str); 8] = [
+    ("CI_COMMIT_REF_SLUG", cel::REF_NAME),
+    ("CI_COMMIT_REF_NAME", cel::REF_NAME),
+    ("CI_COMMIT_BRANCH", cel::PUSHED_BRANCH),
+    ("CI_COMMIT_TAG", cel::TAG),
+    ("CI_COMMIT_SHA", "sha"),
+    ("CI_DEFAULT_BRANCH", cel::DEFAULT_BRANCH),
+    ("CI_PIPELINE_ID", "run.id"),
+    ("CI_PROJECT_PATH", "repo"),
+];
+
+/// A text with its variables replaced by what is known of them; `job` is the name of the job.
+pub(super) fn filled(text: &str, fixed: &BTreeMap<String, String>, out: &Map, job: &str) -> Option<String> {
+    replaced(text, fixed, out, job, &mut 64)
+}
+
+/// `left` bounds variables that are made of each other.
+fn replaced(text: &str, fixed: &BTreeMap<String, String>, out: &Map, job: &str, left: &mut u32) -> Option<String> {
     let Some(at) = text.find('$') else { return Some(text.to_owned()) };
-    let rest = text[at + 1..].trim_start_matches('{');
+    *left = left.checked_sub(1)?;
+    let braced = text[at + 1..].starts_with('{');
+    let rest = &text[at + 1 + usize::from(braced)..];
     let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
     let name = &rest[..end];
-    let tail = rest[end..].strip_prefix('}').unwrap_or(&rest[end..]);
+    let tail = if braced { rest[end..].strip_prefix('}')? } else { &rest[end..] };
     let in_matrix = match out.get("matrix") {
         Some(Y::Map(matrix)) => match matrix.get("include") {
             Some(Y::List(rows)) => rows.iter().all(|row| matches!(row, Y::Map(row) if row.has(name))),
@@ -324,11 +349,16 @@ fn filled(text: &str, fixed: &BTreeMap<String, String>, out: &Map) -> Option<Str
     };
     let value = if in_matrix {
         format!("${{{{ matrix.{name} }}}}")
+    } else if let Some(known) = fixed.get(name) {
+        replaced(known, fixed, out, job, left)?
     } else {
-        let known = fixed.get(name).filter(|known| !computed(known))?;
-        known.clone()
+        match name {
+            "CI_PROJECT_DIR" => ".".to_owned(),
+            "CI_JOB_NAME" | "CI_JOB_NAME_SLUG" => job.to_owned(),
+            _ => format!("${{{{ {} }}}}", STANDARD.iter().find(|(known, _)| *known == name)?.1),
+        }
     };
-    Some(format!("{}{value}{}", &text[..at], filled(tail, fixed, out)?))
+    Some(format!("{}{value}{}", &text[..at], replaced(tail, fixed, out, job, left)?))
 }
 
 /// The combinations of one entry of `parallel: matrix`.
@@ -348,8 +378,8 @@ fn product(node: &Node) -> Vec<Vec<(String, String)>> {
     rows
 }
 
-/// `1h 30m`, `3 hours 30 minutes`, `90m` in our form.
-fn timeout(text: &str) -> Option<String> {
+/// `1h 30m`, `3 hours 30 minutes`, `2 weeks` in our form.
+pub(super) fn timeout(text: &str) -> Option<String> {
     let mut seconds: u64 = 0;
     let mut number = String::new();
     let mut unit = String::new();
@@ -361,6 +391,9 @@ fn timeout(text: &str) -> Option<String> {
                     "m" | "min" | "mins" | "minute" | "minutes" => 60,
                     "h" | "hr" | "hrs" | "hour" | "hours" => 3_600,
                     "d" | "day" | "days" => 86_400,
+                    "w" | "week" | "weeks" => 7 * 86_400,
+                    "mo" | "mos" | "month" | "months" => 30 * 86_400,
+                    "y" | "yr" | "yrs" | "year" | "years" => 365 * 86_400,
                     _ => return None,
                 };
                 seconds = seconds.checked_add(number.parse::<u64>().ok()?.checked_mul(size)?)?;
@@ -384,6 +417,7 @@ mod tests {
             ("3 hours 30 minutes", Some("3h30m")),
             ("1h 30m", Some("1h30m")),
             ("90m", Some("1h30m")),
+            ("2 weeks", Some("14d")),
             ("soon", None),
             ("", None),
         ] {

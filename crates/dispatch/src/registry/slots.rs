@@ -266,7 +266,10 @@ impl Registry {
         entry.refused.insert(job.job_id, now + REFUSED_FOR);
         match refusal {
             Refusal::Busy => entry.paused_until = Some(now + BUSY_PAUSE),
-            Refusal::Draining => entry.draining = Some(said(detail)),
+            Refusal::Draining => {
+                entry.draining = Some(said(detail));
+                entry.leaving = true;
+            }
             Refusal::Resetting => entry.resetting = true,
             Refusal::Unsupported => {}
         }
@@ -281,6 +284,7 @@ impl Registry {
     pub fn status(&self, session: SessionId, report: Report) -> Option<usize> {
         let mut inner = self.lock();
         let entry = inner.of_session(session)?;
+        entry.leaving = report.draining;
         if report.draining {
             entry.draining.get_or_insert_with(|| said(""));
         } else if entry.draining.as_deref() == Some(said("").as_str()) {

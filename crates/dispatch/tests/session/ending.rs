@@ -136,6 +136,44 @@ async fn acceptance_23_a_terminal_job_never_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn complaint_21_a_job_that_ran_out_of_memory_says_so_with_its_peak_and_its_limit() {
+    each(async |world| {
+        let mut agent = Agent::connect(&world, "a1").await;
+        let (run, jobs) = world.create(&[job("build")]).await;
+        let running = agent.offer().await.job.unwrap();
+        assert!(agent.begin(&running).await);
+        let (peak, limit) = (70_u64 << 20, 64_u64 << 20);
+        let update = JobUpdate {
+            job: Some(running),
+            state: "failed".into(),
+            reason: "oom_killed".into(),
+            message: "exit code 2; the job was over its memory limit of 64 MiB (peak 70 MiB)".into(),
+            evidence: Some(Evidence {
+                exit_code: Some(2),
+                peak_memory_bytes: Some(peak),
+                memory_limit_bytes: Some(limit),
+                ..Evidence::default()
+            }),
+            ..JobUpdate::default()
+        };
+        let done = agent.send(Up::JobUpdate(update)).await;
+        agent.settled(done).await;
+        let job = world.job(jobs[0]).await;
+        let class = kici_engine::state::FailureClass::Oom;
+        assert_eq!((job.failure_reason, job.failure_class), (Some(FailureReason::OomKilled), Some(class)));
+        assert!(job.failure_message.unwrap().contains("memory limit of 64 MiB (peak 70 MiB)"));
+        let evidence = job.evidence.unwrap();
+        assert_eq!(
+            (&evidence["peak_memory_bytes"], &evidence["memory_limit_bytes"]),
+            (&serde_json::json!(peak), &serde_json::json!(limit))
+        );
+        let run = world.until_run(run, RunStatus::Failed).await;
+        assert_eq!(run.failure_reason, Some(FailureReason::OomKilled), "neither a time-out nor a plain failure");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn acceptance_24_a_result_in_the_outbox_beats_the_loss_of_its_agent() {
     each(async |world| {
         let mut agent = Agent::connect(&world, "a1").await;

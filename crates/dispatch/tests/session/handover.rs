@@ -253,6 +253,89 @@ async fn acceptance_10_five_rejections_fail_the_job_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn complaint_8_agents_that_leave_in_order_do_not_eat_the_budget() {
+    each(async |world| {
+        let (run, jobs) = world.create(&[job("build")]).await;
+        let expires_at = world.row(jobs[0]).await.expires_at;
+        // More often than the budget has deliveries, in each order of word and leave.
+        for n in 0..12 {
+            let mut agent = Agent::connect(&world, &format!("a{n}")).await;
+            let offered = agent.offer().await.job.unwrap();
+            if n % 3 == 0 {
+                let said = agent.reject(&offered, RejectReason::Draining).await;
+                agent.settled(said).await;
+            } else {
+                let leaving = AgentStatus { draining: true, ..AgentStatus::default() };
+                let said = agent.send(agent_frame::Frame::AgentStatus(leaving)).await;
+                if n % 3 == 1 {
+                    agent.settled(said).await;
+                }
+            }
+            agent.drop_connection();
+            let row = world.until_row(jobs[0], QueueStatus::Pending).await;
+            assert_eq!((row.dispatch_attempts, row.expires_at), (0, expires_at), "leave {n}");
+            world.wait(async || world.dispatcher.agents().is_empty().then_some(())).await;
+        }
+        // One that vanishes without a word does.
+        let mut agent = Agent::connect(&world, "b1").await;
+        agent.offer().await;
+        agent.drop_connection();
+        let row = world.until_row(jobs[0], QueueStatus::Pending).await;
+        assert_eq!((row.dispatch_attempts, row.dispatch_epoch), (1, 13));
+        let mut agent = Agent::connect(&world, "b2").await;
+        agent.work().await;
+        world.until_run(run, RunStatus::Success).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_asks_to_start_an_older_delivery_is_told_to_drop_it() {
+    each(async |world| {
+        let mut agent = Agent::connect(&world, "a1").await;
+        world.create(&[job("build")]).await;
+        let old = agent.offer().await.job.unwrap();
+        agent.drop_connection();
+        // It took the offer while its connection broke, and does not say so when it is back.
+        let mut agent = Agent::connect(&world, "a1").await;
+        let new = agent.offer().await.job.unwrap();
+        assert_eq!((new.dispatch_epoch, new.job_id == old.job_id), (2, true));
+        agent.update(&old, "running", "").await;
+        let Down::StartDenied(denied) = agent.next().await else { panic!("a denial") };
+        assert_eq!(denied.job, Some(old));
+        assert_eq!(nack(&mut agent).await.code(), NackCode::StaleEpoch);
+        assert!(agent.begin(&new).await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_back_keeps_its_job_though_its_leave_is_judged_late() {
+    each(async |world| {
+        let mut agent = Agent::connect(&world, "a1").await;
+        let (run, jobs) = world.create(&[job("build")]).await;
+        let running = agent.offer().await.job.unwrap();
+        assert!(agent.begin(&running).await);
+        world.store.death().now();
+        agent.drop_connection();
+        // What follows from its leave cannot be written.
+        world.wait(async || (world.sweep("dispatch_catch_up").await == 1).then_some(())).await;
+        world.store.death().over();
+        let back = Register { in_flight_jobs: vec![held(&running, true)], ..register("a1", &["default"]) };
+        let mut agent = Agent::with(&world, back, "").await.unwrap();
+        assert_eq!(agent.ack.job_verdicts[0].verdict(), Verdict::Resume);
+        assert_eq!(world.sweep("dispatch_catch_up").await, 1);
+        assert_eq!(world.row(jobs[0]).await.status, QueueStatus::Dispatched);
+        assert_eq!(world.job(jobs[0]).await.status, JobStatus::Running);
+        assert!(agent.ask(&running).await, "it may ask again as often as it likes");
+        let done = agent.update(&running, "success", "").await;
+        agent.settled(done).await;
+        world.until_run(run, RunStatus::Success).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_busy_agent_does_not_eat_the_budget() {
     each(async |world| {
         let mut agent = Agent::connect(&world, "a1").await;

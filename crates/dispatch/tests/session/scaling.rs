@@ -59,15 +59,131 @@ async fn a_job_that_no_agent_takes_gets_one_that_begins_with_it() {
             let mut second = arrives(&world, &scaler, "gpu", newer).await;
             assert!(second.ack.scaler_managed && second.ack.pending_dispatch);
             assert_eq!(second.ack.recovery_window_ms, 90_000);
-            assert_eq!(job_ref(&second.work().await).job_id, newer);
+            let bound = second.offer().await.job.unwrap();
+            assert_eq!(job_ref(&bound).job_id, newer);
+            assert!(second.begin(&bound).await);
+            // Before the second one is free again: it would take what waits.
             let mut first = arrives(&world, &scaler, "gpu", older).await;
             assert_eq!(job_ref(&first.work().await).job_id, older);
             assert_eq!(world.job(older).await.routing_reason, None);
+            let done = second.update(&bound, "success", "").await;
+            second.settled(done).await;
+            // Its slot comes free a moment after its result is durable.
+            world.wait(async || world.dispatcher.agents().iter().all(|a| a.jobs.is_empty()).then_some(())).await;
             let settled = |job: JobId, agent: &Agent| scaler.book().settled.contains(&(job, Some(agent.agent_id())));
             assert!(settled(newer, &second) && settled(older, &first));
             second.drop_connection();
             world.wait(async || (!scaler.book().disconnected.is_empty()).then_some(())).await;
             assert_eq!(scaler.book().disconnected[0], (AgentId::new("scaler-container-newer").unwrap(), false));
+        },
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_free_again_takes_what_waits_though_another_one_is_being_started_for_it() {
+    each_scaled(
+        |_| {},
+        async |world, scaler| {
+            scaler.pool("gpu", 2);
+            let (_, older) = one(&world, "gpu", "older").await;
+            let mut first = arrives(&world, &scaler, "gpu", older).await;
+            let (_, newer) = one(&world, "gpu", "newer").await;
+            let late = world.wait(async || scaler.agent_of(newer)).await;
+            assert_eq!(job_ref(&first.work().await).job_id, older);
+            let taken = first.offer().await.job.unwrap();
+            assert_eq!(job_ref(&taken).job_id, newer);
+            assert!(first.begin(&taken).await);
+            let late = Agent::with(&world, register(late.as_str(), &["gpu"]), "").await.expect("it is wanted");
+            assert!(!late.ack.pending_dispatch, "its job is under way elsewhere");
+        },
+    )
+    .await;
+}
+
+/// Does something while another transaction has locked the rows of the queue, and until a while after.
+async fn while_locked<T>(stored: &kici_store::testing::TestStore, act: impl Future<Output = T>) -> T {
+    // The second lock tells that the first one is held.
+    const LOCK: &str = "BEGIN; SELECT 1 FROM dispatch_queue FOR UPDATE; SELECT pg_advisory_xact_lock(77); \
+                        SELECT pg_sleep(0.4); COMMIT";
+    const WAIT: &str = "DO $$ BEGIN WHILE NOT EXISTS (SELECT 1 FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
+                        WHERE d.datname = current_database() AND l.locktype = 'advisory' AND l.objid = 77) \
+                        LOOP PERFORM pg_sleep(0.005); END LOOP; END $$";
+    let acts = async {
+        stored.sql(WAIT).await;
+        act.await
+    };
+    tokio::join!(stored.sql(LOCK), acts).1
+}
+
+/// A dispatcher on PostgreSQL whose safety net does not come within a test.
+async fn on_postgres(test: impl AsyncFn(&World, &FakeScaler, &kici_store::testing::TestStore)) {
+    let Some(stored) = kici_store::testing::TestStore::postgres().await else { return };
+    let _clock = keep_time(stored.clock.clone());
+    let scaler = Arc::new(FakeScaler::default());
+    let mut settings = config("node-1");
+    settings.redrive_interval = Duration::from_secs(3600);
+    let world = World::new(stored.store.clone(), settings, stored.clock.clone(), Some(scaler.clone()));
+    world.dispatcher.start().await.unwrap();
+    test(&world, &scaler, &stored).await;
+    world.dispatcher.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_gets_the_job_that_it_was_started_for_though_its_row_is_locked_for_a_moment() {
+    on_postgres(async |world, scaler, stored| {
+        scaler.pool("gpu", 2);
+        let (_, older) = one(world, "gpu", "older").await;
+        let (_, newer) = one(world, "gpu", "newer").await;
+        let agent = world.wait(async || scaler.agent_of(newer)).await;
+        let arrives = async {
+            let mut agent = Agent::with(world, register(agent.as_str(), &["gpu"]), "").await.expect("it is wanted");
+            agent.offer().await.job.unwrap()
+        };
+        let offered = while_locked(stored, arrives).await;
+        assert_eq!(job_ref(&offered).job_id, newer);
+        assert_eq!(world.row(older).await.status, QueueStatus::Pending);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_pass_could_not_claim_because_it_was_locked_is_given_out_soon() {
+    on_postgres(async |world, _, stored| {
+        let (_, waits) = one(world, "default", "waits").await;
+        let arrives = async {
+            let mut agent = Agent::connect(world, "a1").await;
+            agent.offer().await.job.unwrap()
+        };
+        let offered = while_locked(stored, arrives).await;
+        assert_eq!(job_ref(&offered).job_id, waits);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_scaler_says_of_a_new_job_is_not_lost_to_a_look_that_began_before() {
+    each_scaled(
+        |_| {},
+        async |world, scaler| {
+            backlog(&world, &scaler, 1).await;
+            // A look that has read what waits and is held up before it is done.
+            let (go_on, held_up) = std::sync::mpsc::channel();
+            scaler.book().hold_up = Some(held_up);
+            let world = Arc::new(world);
+            let look = tokio_util::task::TaskTracker::new().spawn({
+                let world = Arc::clone(&world);
+                async move { world.sweep("dispatch_routing").await }
+            });
+            world.wait(async || scaler.book().hold_up.is_none().then_some(())).await;
+            scaler.pool("gpu", 1);
+            let (_, newer) = one(&world, "gpu", "newer").await;
+            let said = async || world.dispatcher.explain(newer).await.unwrap().scaler;
+            world.wait(&said).await;
+            go_on.send(()).unwrap();
+            look.await.unwrap();
+            reason(&world, newer, "is being started for it").await;
+            assert!(said().await.is_some());
         },
     )
     .await;
@@ -284,6 +400,8 @@ async fn a_job_that_waited_in_vain_tells_why_no_agent_came() {
             scaler.book().instead.insert("gpu".into(), ScaleVerdict::Failed { error: "no such image".into() });
             scaler.pool("gpu", 1);
             let (_, job) = one(&world, "gpu", "build").await;
+            // On a busy machine its time is over before the scaler was asked.
+            world.wait(async || world.row(job).await.last_provisioning_error).await;
             let expired = world
                 .wait(async || {
                     world.sweep("dispatch_expired_pending").await;

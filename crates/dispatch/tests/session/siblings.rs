@@ -94,7 +94,8 @@ async fn acceptance_4_of_an_answer_and_its_deadline_in_both_orders_one_takes_eff
             assert_eq!(armed, Guarded::Applied);
             let answer = world.store.queue_ack(job, a1.clone());
             let from = RequeueFrom::AwaitingAck(a1.clone());
-            let request = RequeueRequest { job, from, reason: "late".into(), budget: 5, expires_at: None };
+            let request =
+                RequeueRequest { job, from, reason: "late".into(), budget: 5, counts: true, expires_at: None };
             let deadline = world.store.queue_requeue(request, world.dispatcher.activate());
             let (answer, deadline) = match order {
                 "answer" => {
@@ -407,6 +408,7 @@ async fn acceptance_21_a_cancel_reaches_the_agent_of_another_orchestrator_gracef
         let (clock, store) = (stored.clock.clone(), stored.sibling("node-2").await);
         let world = World::on(stored.store.clone(), config("node-1"), clock.clone(), ids.clone()).await;
         let other = World::on(store, config("node-2"), clock, ids).await;
+        beat(&other, "node-2").await;
         for force in [false, true] {
             let mut agent = Agent::connect(&other, "a2").await;
             let (run, jobs) = world.create(&[job("build")]).await;
@@ -533,6 +535,105 @@ async fn acceptance_25_rows_of_an_older_version_are_neither_taken_over_nor_lost(
         holder.settled(done).await;
         world.until_run(run, RunStatus::Success).await;
         world.dispatcher.stop().await;
+    })
+    .await;
+}
+
+/// Two orchestrators on one PostgreSQL; the second one serves sessions and hears nothing of the first.
+async fn with_a_deaf_sibling(auth: AgentAuth, test: impl AsyncFn(&World, &World)) {
+    let Some(stored) = kici_store::testing::TestStore::postgres().await else { return };
+    let _clock = keep_time(stored.clock.clone());
+    let ids = std::sync::Arc::new(kici_store::testing::TestIds);
+    let with = |name| kici_dispatch::DispatchConfig { auth, ..config(name) };
+    let world = World::on(stored.store.clone(), with("node-1"), stored.clock.clone(), ids).await;
+    let store = stored.sibling("node-2").await;
+    let deaf = World::new(store, with("node-2"), stored.clock.clone(), None);
+    test(&world, &deaf).await;
+    world.dispatcher.stop().await;
+    deaf.dispatcher.stop().await;
+    deaf.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_15_a_revocation_at_one_orchestrator_ends_the_sessions_at_the_other() {
+    let Some(stored) = kici_store::testing::TestStore::postgres().await else { return };
+    let _clock = keep_time(stored.clock.clone());
+    let ids = std::sync::Arc::new(kici_store::testing::TestIds);
+    let with = |name| kici_dispatch::DispatchConfig { auth: AgentAuth::Token, ..config(name) };
+    let world = World::on(stored.store.clone(), with("node-1"), stored.clock.clone(), ids.clone()).await;
+    let store = stored.sibling("node-2").await;
+    let other = World::on(store, with("node-2"), stored.clock.clone(), ids).await;
+    let revoked = new_token(&world, |token| token.label = Some("old".into())).await;
+    let kept = new_token(&world, |_| {}).await;
+    let mut here = Agent::with(&world, register("a1", &["default"]), &revoked).await.unwrap();
+    let mut there = Agent::with(&other, register("a2", &["default"]), &revoked).await.unwrap();
+    let mut stays = Agent::with(&other, register("a3", &["default"]), &kept).await.unwrap();
+    let tokens = world.store.agent_token_list().await.unwrap();
+    let id = tokens.iter().find(|token| token.label.as_deref() == Some("old")).unwrap().id;
+    assert!(world.store.agent_token_revoke(id).await.unwrap());
+    assert_eq!(here.goodbye().await, "AUTH_REVOKED");
+    assert_eq!(there.goodbye().await, "AUTH_REVOKED");
+    assert!(stays.quiet().await);
+    for world in [&world, &other] {
+        let again = Agent::with(world, register("a2", &["default"]), &revoked).await;
+        assert_eq!(again.err().as_deref(), Some("Unauthenticated"));
+    }
+    world.dispatcher.stop().await;
+    other.dispatcher.stop().await;
+    other.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_15_a_revocation_that_the_other_orchestrator_does_not_hear_of_is_found_by_its_sweep() {
+    with_a_deaf_sibling(AgentAuth::Token, async |world, deaf| {
+        let token = new_token(world, |_| {}).await;
+        let mut agent = Agent::with(deaf, register("a1", &["default"]), &token).await.unwrap();
+        let id = world.store.agent_token_list().await.unwrap()[0].id;
+        assert!(world.store.agent_token_revoke(id).await.unwrap());
+        assert!(agent.quiet().await);
+        assert_eq!(deaf.sweep("dispatch_tokens").await, 1);
+        assert_eq!(agent.goodbye().await, "AUTH_REVOKED");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_21_a_cancel_ends_the_run_though_the_orchestrator_of_the_agent_is_down() {
+    with_a_deaf_sibling(AgentAuth::None, async |world, deaf| {
+        let runs_at = async |agent: &str| {
+            let mut agent = Agent::connect(deaf, agent).await;
+            let (run, jobs) = world.create(&[job("build")]).await;
+            deaf.dispatcher.dispatch(jobs[0]).await.unwrap();
+            let running = agent.offer().await.job.unwrap();
+            assert!(agent.begin(&running).await);
+            (agent, run, jobs[0], running)
+        };
+        // It lives, as far as anybody can tell: its agent is left to unwind the job.
+        beat(deaf, "node-2").await;
+        let (agent, run, id, _) = runs_at("a1").await;
+        let cancel = async |run| world.dispatcher.cancel_run(run, "ann", FailureReason::CancelledByUser, false).await;
+        let report = cancel(run).await.unwrap();
+        assert_eq!((report.agents_notified, report.unreachable), (0, vec![agent.agent_id()]));
+        assert_eq!(world.job(id).await.status, JobStatus::Cancelling);
+        // And if it does not, the cancel is driven again until it is over.
+        let over = async || {
+            world.sweep("dispatch_stuck_cancels").await;
+            let run = world.store.run_get(run).await.unwrap().unwrap();
+            (run.status == RunStatus::Cancelled).then_some(())
+        };
+        world.wait(over).await;
+
+        // It died, or stopped and left its agent behind.
+        deaf.store.instance_remove(instance("node-2")).await.unwrap();
+        let (_agent, run, id, running) = runs_at("a2").await;
+        let report = cancel(run).await.unwrap();
+        assert_eq!((report.agents_notified, report.unreachable.len()), (0, 0));
+        world.until_run(run, RunStatus::Cancelled).await;
+        assert_eq!(world.job(id).await.failure_reason, Some(FailureReason::CancelledByUser));
+        // The agent finds its way to the one that is left, and has to end the job.
+        let back = Register { in_flight_jobs: vec![held(&running, true)], ..register("a2", &["default"]) };
+        let agent = Agent::with(world, back, "").await.unwrap();
+        assert_eq!(agent.ack.job_verdicts[0].verdict(), Verdict::Abandon);
     })
     .await;
 }

@@ -11,6 +11,7 @@ use crate::yaml::{self, Data, Entry, Lines, Node};
 use super::job::{Defaults, Place};
 use super::keys;
 use super::known::Known;
+use super::memo::Memo;
 use super::scope::{self, JobNames};
 use super::step::{Around, Steps};
 use super::walk::{Fields, Walk};
@@ -42,6 +43,8 @@ pub(super) struct Library {
     sources: BTreeMap<String, (String, String)>,
     state: RefCell<HashMap<String, State>>,
     found: RefCell<BTreeMap<String, Vec<Diagnostic>>>,
+    /// What all files of the set share.
+    pub(super) memo: Memo,
 }
 
 #[derive(Clone, Debug)]
@@ -64,6 +67,12 @@ impl Library {
             self.part(path);
         }
         self.found.into_inner()
+    }
+
+    /// All step files by path, with LF line ends.
+    pub(super) fn files(&self) -> BTreeMap<String, String> {
+        let unix = |source: &String| source.replace("\r\n", "\n");
+        self.sources.iter().map(|(path, (_, source))| (path.clone(), unix(source))).collect()
     }
 
     /// The text of a step file.

@@ -10,7 +10,8 @@ use crate::diagnostic::{Diagnostic, render_short};
 use crate::hosts::HostSelector;
 use crate::labels::{AgentFacts, CanonicalLabel, CompiledSelector, eligible};
 use crate::lock::{
-    Generate, Hooks, Job, MAX_GENERATED_BYTES, MAX_GENERATED_JOBS, Matcher, Selector, SourceRef, Value, Workflow,
+    Composite, ForGenerated, Generate, Group, Hooks, Job, MAX_GENERATED_BYTES, MAX_GENERATED_JOBS, Matcher, Selector,
+    SourceRef, Value, Workflow,
 };
 use crate::yaml::{Data, Entry, Lines, Node, Span};
 
@@ -70,7 +71,8 @@ pub fn compile_fragment(workflow: &Workflow, job: usize, document: &[u8]) -> Res
     let source = &generator.source;
     let span = Span::on_line(source.line, 1, 1);
     let root = json::read(document, span).map_err(FragmentError::Json)?;
-    let (lines, library) = (Lines::new(""), Library::default());
+    let files: Vec<(String, String)> = workflow.for_generated.iter().flat_map(|had| had.step_files.clone()).collect();
+    let (lines, library) = (Lines::new(""), Library::new(&files));
     let mut walk = Walk::new(&source.file, &lines, &library);
     let jobs = walk.fragment(&root, workflow, generator, generate);
     let failed = walk.errors > 0;
@@ -82,18 +84,21 @@ pub fn compile_fragment(workflow: &Workflow, job: usize, document: &[u8]) -> Res
     Ok(jobs.into_iter().map(|job| placed(job, source)).collect())
 }
 
-/// The job with every line that of its generator.
+/// The job with every line that of its generator, but for what stands in step files.
 fn placed(mut job: Job, source: &SourceRef) -> Job {
     job.source = source.clone();
+    let own = |used: &&mut Composite| used.parent.is_none();
+    job.composites.iter_mut().filter(own).for_each(|used| used.source = source.clone());
     let Hooks { on_success, on_failure, on_cancel, cleanup, before_step, after_step } = &mut job.hooks;
     let lists = [&mut job.init, &mut job.steps, on_success, on_failure, on_cancel, cleanup, before_step, after_step];
-    for step in lists.into_iter().flatten() {
+    for step in lists.into_iter().flatten().filter(|step| step.composite.is_none()) {
         for hook in step.on_cancel.iter_mut().chain(&mut step.cleanup) {
             hook.source = source.clone();
         }
         step.source = source.clone();
     }
-    job.groups.iter_mut().for_each(|group| group.source = source.clone());
+    let in_file = |group: &&mut Group| group.source.file == source.file;
+    job.groups.iter_mut().filter(in_file).for_each(|group| group.source = source.clone());
     job
 }
 
@@ -116,7 +121,7 @@ impl Walk<'_> {
             walk.twice(&entries);
             let mut known = Known::compiled(workflow);
             known.add_written(&entries);
-            let defaults = inherited(generator);
+            let defaults = inherited(workflow, generator);
             let inputs = declared_inputs(&workflow.triggers);
             let place = Place { defaults: &defaults, inputs: &inputs, known: &known, member: true };
             let mut jobs = Vec::new();
@@ -213,10 +218,13 @@ impl Walk<'_> {
     }
 }
 
-/// What generated jobs have where they say nothing: they run where their generator does.
-fn inherited(generator: &Job) -> Defaults {
+/// What generated jobs have where they say nothing: what other jobs of the workflow have, and they run where their generator
+/// does.
+fn inherited(workflow: &Workflow, generator: &Job) -> Defaults {
     let runs_on = (generator.runs_on != Selector::default()).then(|| generator.runs_on.clone());
-    Defaults { runs_on, ..Defaults::default() }
+    let ForGenerated { shell, working_directory, timeout_ms, env, container, retry, step_files: _ } =
+        workflow.for_generated.clone().unwrap_or_default();
+    Defaults { runs_on, broken_runs_on: false, shell, working_directory, timeout_ms, env, container, retry }
 }
 
 /// Whether an allowed label says as much as this one, or more.

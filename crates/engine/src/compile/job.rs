@@ -108,9 +108,6 @@ impl Walk<'_> {
             }
             None => place.defaults.container.clone().filter(|_| fields.get("invoke").is_none()),
         };
-        if container.is_some() {
-            self.nothing_kept(fields, steps.iter().chain(&init));
-        }
         let environments = fields.get("environment").map_or_else(Environments::default, |entry| {
             let scope = scope::ready_job("environment", place.inputs, &names);
             self.within("environment", |walk| walk.environment(&entry.value, &scope))
@@ -221,20 +218,6 @@ impl Walk<'_> {
             self.within("artifacts", |walk| walk.artifacts(&entry.value, around, ids))
         });
         (cache, artifacts)
-    }
-
-    /// The files of a container are not the agent's to save or to fill in.
-    fn nothing_kept<'s>(&mut self, fields: Fields<'_>, mut steps: impl Iterator<Item = &'s Step>) {
-        let own = ["cache", "artifacts"].into_iter().filter_map(|key| Some((key, fields.get(key)?.span)));
-        let in_steps = steps.any(|step| !step.cache.is_empty()).then(|| fields.get("steps").or(fields.get("init")));
-        let in_steps = in_steps.flatten().map(|entry| ("cache", entry.span));
-        for (key, span) in own.chain(in_steps).collect::<Vec<_>>() {
-            self.fault(
-                "K0108",
-                span,
-                format!("`{key}` in a job with a container is not supported yet; leave one of the two out"),
-            );
-        }
     }
 
     pub(super) fn description(&mut self, fields: Fields<'_>) -> Option<String> {

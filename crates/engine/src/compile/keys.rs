@@ -227,6 +227,28 @@ pub(crate) const DOWNLOAD: KeySet = KeySet { accepted: &["from", "name", "path"]
 pub(crate) const REQUIREMENT: KeySet = KeySet { accepted: &["exists", "file", "match", "not"], planned: &[] };
 pub(crate) const RULE: KeySet = KeySet { accepted: &["if", "label"], planned: &[] };
 
+/// What to do until a key that belongs to the language is supported.
+pub(crate) fn way_out(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "repos" => {
+            "put the workflow into each repository, or let one `emit` an event that a workflow of another one listens to with \
+             `on: { event: … }`, see `kici-admin event-trust add`"
+        }
+        "hash_files" => "the hash covers the file itself and the step files that it uses; leave the key out",
+        "install_env" | "registries" => {
+            "let the agent give the variables (`pass_env`), or install from registries that ask for no token"
+        }
+        "full_repo" => "the whole history is `checkout: { depth: 0 }`",
+        "id_token" => "let the agent give the credentials (`pass_env`)",
+        "provenance" => "sign in a step, with a key that the agent has",
+        "disk" | "gpus" => "ask for agents that have it by a label, for example `runs_on: [linux, gpu]`",
+        secret if secret.ends_with("_secret") => {
+            "secrets come with a later version; the value itself goes into `…_value`"
+        }
+        _ => return None,
+    })
+}
+
 /// Words of other systems and what they are here; the first target that the place knows is meant.
 const FOREIGN: [(&str, &[&str]); 40] = [
     ("agent", &["runs_on"]),
@@ -316,8 +338,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_sets_are_sorted_and_disjoint() {
+    fn every_key_that_is_refused_has_a_way_out() {
         let sets = [
+            WORKFLOW,
+            PUSH,
+            PULL_REQUEST,
+            TAG,
+            JOB,
+            REGISTRY_CREDENTIALS,
+            RESOURCES,
+            AMOUNTS,
+            BASIC_CREDENTIAL,
+            GITHUB_APP_CREDENTIAL,
+        ];
+        for key in sets.iter().flat_map(|set| set.planned) {
+            assert!(way_out(key).is_some(), "{key}");
+        }
+    }
+
+    fn all() -> Vec<KeySet> {
+        vec![
             WORKFLOW,
             DEFAULTS,
             ON,
@@ -387,8 +427,45 @@ mod tests {
             APPROVER,
             FAILED_BATCH,
             FRAGMENT,
+        ]
+    }
+
+    /// Each key stands in a file that compiles to what it says, and in one that is refused with a diagnostic at its place.
+    #[test]
+    fn every_key_has_a_golden_test_of_its_form_and_of_a_wrong_one() {
+        let accepted = include_str!("tests/everything.yaml");
+        let refused = [
+            include_str!("tests/refused/workflow.txt"),
+            include_str!("tests/refused/triggers.txt"),
+            include_str!("tests/refused/jobs.txt"),
+            include_str!("tests/refused/steps.txt"),
+            include_str!("tests/refused/containers.txt"),
+            include_str!("tests/refused/kept.txt"),
+            include_str!("tests/refused/dynamic.txt"),
+            include_str!("tests/refused/protection.txt"),
+            include_str!("tests/refused/git_credentials.txt"),
+            // Step files have tests of their own.
+            include_str!("tests/parts.rs"),
         ];
-        for set in sets {
+        let word = |text: &str, key: &str| {
+            let at = |(at, _): (usize, &str)| {
+                let edge = |c: Option<char>| c.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '_');
+                edge(text[..at].chars().next_back()) && text[at + key.len()..].trim_start_matches('"').starts_with(':')
+            };
+            text.match_indices(key).any(at)
+        };
+        for set in all() {
+            for key in set.accepted {
+                let of_step_files = matches!(*key, "use" | "with");
+                assert!(of_step_files || word(accepted, key), "{key} is not in everything.yaml");
+                assert!(refused.iter().any(|text| word(text, key)), "{key} has no wrong form");
+            }
+        }
+    }
+
+    #[test]
+    fn key_sets_are_sorted_and_disjoint() {
+        for set in all() {
             assert!(set.accepted.is_sorted() && set.planned.is_sorted(), "{set:?}");
             assert!(set.planned.iter().all(|key| !set.accepted.contains(key)), "{set:?}");
         }

@@ -24,13 +24,14 @@ impl Walk<'_> {
 
     fn matrix_expression(&mut self, node: &Node, scope: &Scope) -> Option<Matrix> {
         let text = self.text(node, "a map of lists")?;
-        let sole = Template::parse(text).ok().is_some_and(|template| template.sole().is_some());
+        let parse = |walk: &Self| Template::parse_with(text, |source| walk.library.memo.expression(source)).ok();
+        let sole = parse(self).is_some_and(|template| template.sole().is_some());
         if !sole && !text.contains("${{") {
             self.mismatch("K0201", node, "a map of lists, or one `${{ from_json(…) }}`");
             return None;
         }
         self.template(node, scope)?;
-        let template = Template::parse(text).ok()?;
+        let template = parse(self)?;
         match template.sole() {
             Some(expr) => Some(Matrix::Expr(expr.source().to_owned())),
             None => {

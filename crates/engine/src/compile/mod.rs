@@ -17,6 +17,7 @@ mod job;
 pub(crate) mod keys;
 mod known;
 mod matrix;
+mod memo;
 mod needs;
 mod on;
 mod protection;
@@ -112,16 +113,20 @@ fn compile(path: &str, source: &str, names: &mut Names, library: &Library) -> Co
     let reading = yaml::read(source, yaml::Limits::default());
     let broken = !reading.faults.is_empty();
     walk.yaml_faults(reading.faults);
-    let documents: Vec<_> = reading.documents.iter().filter(|document| !document.root.is_null()).collect();
+    let documents: Vec<_> = reading.documents.into_iter().filter(|document| !document.root.is_null()).collect();
     if documents.is_empty() && !broken {
         walk.fault("K0101", Span::on_line(1, 1, 1), "the file holds no workflow")
             .expected(["a map with `on` and `jobs`"]);
     }
     let hash = content_hash(source);
     let mut workflows = Vec::new();
-    for document in documents {
+    for mut document in documents {
         let before = walk.errors;
         walk.used.clear();
+        // Keys that start with `x-` are free.
+        if let yaml::Data::Map(entries) = &mut document.root.data {
+            entries.retain(|entry| !entry.key.starts_with("x-"));
+        }
         let named = walk.workflow(&document.root, stem(path), &hash);
         let parts = parts_hash(&hash, &walk.used, library);
         let named = named.map(|mut named| {

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use crate::condition::{Condition, MAX_CONDITIONS};
 use crate::lock::{Conditions, Patterns, Trigger};
-use crate::pattern::{MAX_PATTERNS, Pattern, order_warnings};
+use crate::pattern::{MAX_PATTERNS, order_warnings};
 use crate::yaml::{Core, Data, Node};
 
 use super::keys::{self, KeySet};
@@ -143,7 +143,7 @@ impl Walk<'_> {
         let mut patterns = Patterns::new();
         for item in items {
             let Some(text) = self.fixed(item, "a pattern") else { continue };
-            if let Err(error) = Pattern::compile(text.strip_prefix('!').unwrap_or(text)) {
+            if let Err(error) = self.library.memo.pattern(text.strip_prefix('!').unwrap_or(text)) {
                 self.fault("K0502", item.span, error.to_string());
             }
             patterns.push(text.to_owned());

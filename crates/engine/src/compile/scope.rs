@@ -1,6 +1,7 @@
 //! What expressions may name at each place of a workflow.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use crate::expr::{Scope, Shape};
 
@@ -8,8 +9,20 @@ use crate::expr::{Scope, Shape};
 pub(super) type Inputs = Vec<String>;
 
 fn leaves<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Shape {
-    Shape::Fields(names.into_iter().map(|name| (name.into(), Shape::Leaf)).collect())
+    Shape::fields(names.into_iter().map(|name| (name.into(), Shape::Leaf)))
 }
+
+// What is the same at every place is made once.
+static EVENT: LazyLock<Shape> = LazyLock::new(event);
+static RUN: LazyLock<Shape> = LazyLock::new(|| leaves(["id", "attempt", "check_mode"]));
+static FANOUT: LazyLock<Shape> = LazyLock::new(|| leaves(["host", "index", "total", "first", "last"]));
+static JOB: LazyLock<Shape> = LazyLock::new(|| leaves(["status"]));
+static STEP: LazyLock<Shape> =
+    LazyLock::new(|| Shape::fields([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), Shape::Open)]));
+static AGENT: LazyLock<Shape> = LazyLock::new(|| {
+    let fixed = ["os", "arch", "host"].map(|name| (name.to_owned(), Shape::Leaf));
+    Shape::fields(fixed.into_iter().chain([("labels".to_owned(), Shape::Open)]))
+});
 
 fn event() -> Shape {
     const LEAVES: [&str; 18] = [
@@ -39,20 +52,20 @@ fn event() -> Shape {
     fields.insert("sender".to_owned(), leaves(["username", "user_id"]));
     fields.insert("inputs".to_owned(), Shape::Open);
     fields.insert("payload".to_owned(), Shape::Open);
-    Shape::Fields(fields)
+    Shape::fields(fields)
 }
 
 /// What exists everywhere: the event, the commit, the run.
 pub(super) fn workflow(key: &str, inputs: &Inputs) -> Scope {
     let variables = BTreeMap::from([
-        ("event", event()),
+        ("event", EVENT.clone()),
         ("repo", Shape::Leaf),
         ("ref", Shape::Leaf),
         ("sha", Shape::Leaf),
         ("branch", Shape::Leaf),
         ("inputs", leaves(inputs)),
         ("vars", Shape::Open),
-        ("run", leaves(["id", "attempt", "check_mode"])),
+        ("run", RUN.clone()),
     ]);
     Scope { agent: false, key: key.to_owned(), variables }
 }
@@ -89,9 +102,9 @@ impl NeedNames {
                 summary.insert(list.to_owned(), Shape::Open);
             }
             fields.insert("by_host".to_owned(), Shape::Open);
-            fields.insert("summary".to_owned(), Shape::Fields(summary));
+            fields.insert("summary".to_owned(), Shape::fields(summary));
         }
-        Shape::Fields(fields)
+        Shape::fields(fields)
     }
 }
 
@@ -101,7 +114,7 @@ pub(super) fn planned_job(key: &str, inputs: &Inputs, names: &JobNames) -> Scope
     let matrix = names.matrix.as_ref().map_or(Shape::Open, leaves);
     scope.variables.insert("matrix", matrix);
     if names.hosts {
-        scope.variables.insert("fanout", leaves(["host", "index", "total", "first", "last"]));
+        scope.variables.insert("fanout", FANOUT.clone());
     }
     scope
 }
@@ -109,31 +122,23 @@ pub(super) fn planned_job(key: &str, inputs: &Inputs, names: &JobNames) -> Scope
 /// For keys that are rendered when the needs of the job are met.
 pub(super) fn ready_job(key: &str, inputs: &Inputs, names: &JobNames) -> Scope {
     let mut scope = planned_job(key, inputs, names);
-    let needs = names.needs.iter().map(|(name, need)| (name.clone(), need.shape())).collect();
-    scope.variables.insert("needs", Shape::Fields(needs));
+    let needs = names.needs.iter().map(|(name, need)| (name.clone(), need.shape()));
+    scope.variables.insert("needs", Shape::fields(needs));
     scope
 }
 
 /// What the agent knows before the first step.
 pub(super) fn on_agent(mut scope: Scope) -> Scope {
     scope.agent = true;
-    let agent = BTreeMap::from([
-        ("os".to_owned(), Shape::Leaf),
-        ("arch".to_owned(), Shape::Leaf),
-        ("host".to_owned(), Shape::Leaf),
-        ("labels".to_owned(), Shape::Open),
-    ]);
-    scope.variables.insert("agent", Shape::Fields(agent));
+    scope.variables.insert("agent", AGENT.clone());
     scope
 }
 
 /// For the keys of a step: the environment, the steps before it that have an id, and how the job is doing.
 pub(super) fn step(key: &str, inputs: &Inputs, names: &JobNames, steps: &[String]) -> Scope {
     let mut scope = on_agent(ready_job(key, inputs, names));
-    let step =
-        || Shape::Fields(BTreeMap::from([("status".to_owned(), Shape::Leaf), ("outputs".to_owned(), Shape::Open)]));
     scope.variables.insert("env", Shape::Open);
-    scope.variables.insert("steps", Shape::Fields(steps.iter().map(|id| (id.clone(), step())).collect()));
-    scope.variables.insert("job", leaves(["status"]));
+    scope.variables.insert("steps", Shape::fields(steps.iter().map(|id| (id.clone(), STEP.clone()))));
+    scope.variables.insert("job", JOB.clone());
     scope
 }

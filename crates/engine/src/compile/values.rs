@@ -1,7 +1,7 @@
 //! Values that may hold expressions, and those that several keys share.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::expr::{Expr, ExprError, Finding, FindingKind, Part, Scope, Template, check_expr, check_template};
 use crate::labels::{MAX_MATCHERS, parse_term};
@@ -18,7 +18,7 @@ impl Walk<'_> {
         if !text.contains("${{") {
             return Some(Value::fixed(text));
         }
-        let template = match Template::parse(text) {
+        let template = match Template::parse_with(text, |source| self.library.memo.expression(source)) {
             Ok(template) => template,
             Err(error) => {
                 self.expression_fault(node, &error, 0);
@@ -63,16 +63,13 @@ impl Walk<'_> {
     }
 
     /// The expression at `offset` of a scalar.
-    pub(super) fn expression(&mut self, node: &Node, source: &str, offset: usize, scope: &Scope) -> Option<Rc<Expr>> {
-        let expr = match self.parsed.get(source) {
-            Some(expr) => Rc::clone(expr),
-            None => match Expr::parse(source) {
-                Ok(expr) => Rc::clone(self.parsed.entry(source.to_owned()).or_insert(Rc::new(expr))),
-                Err(error) => {
-                    self.expression_fault(node, &error, offset);
-                    return None;
-                }
-            },
+    pub(super) fn expression(&mut self, node: &Node, source: &str, offset: usize, scope: &Scope) -> Option<Arc<Expr>> {
+        let expr = match self.library.memo.expression(source) {
+            Ok(expr) => expr,
+            Err(error) => {
+                self.expression_fault(node, &error, offset);
+                return None;
+            }
         };
         self.reads(&expr);
         let findings: Vec<Finding> = check_expr(&expr, scope)

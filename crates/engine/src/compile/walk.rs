@@ -1,7 +1,6 @@
 //! What every part of the compiler uses: reading typed values from the tree, and recording what is wrong.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::rc::Rc;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use crate::diagnostic::{Diagnostic, Fix, Severity};
@@ -10,7 +9,7 @@ use crate::yaml::{Core, Data, Entry, Lines, Node, Span, Style};
 use crate::{duration, yaml};
 
 use super::composite::Library;
-use super::keys::{KeySet, nearest};
+use super::keys::{KeySet, nearest, way_out};
 
 /// One file while it is compiled.
 pub(super) struct Walk<'a> {
@@ -21,8 +20,6 @@ pub(super) struct Walk<'a> {
     pub(super) errors: usize,
     /// Errors and warnings, also those beyond what is kept.
     pub(super) found: usize,
-    /// Conditions by source: the same one often stands at many jobs, and parsing is the dearest part of compiling.
-    pub(super) parsed: HashMap<String, Rc<Expr>>,
     /// The step files that it may use.
     pub(super) library: &'a Library,
     /// Those that it uses, and those that they use.
@@ -101,7 +98,6 @@ impl<'a> Walk<'a> {
             diagnostics: Vec::new(),
             errors: 0,
             found: 0,
-            parsed: HashMap::new(),
             library,
             used: BTreeSet::new(),
             deepest: 0,
@@ -124,13 +120,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Warns of outputs that nothing reads, once all jobs of a workflow are compiled.
-    pub(super) fn unused_outputs(&mut self) {
+    /// Warns of outputs that nothing reads, once all jobs of a workflow are compiled. `open`: generated jobs may read them.
+    pub(super) fn unused_outputs(&mut self, open: bool) {
         let outputs = std::mem::take(&mut self.outputs);
         let reads = std::mem::take(&mut self.reads);
         let any = |job: &str, name: &str| reads.contains(&(job.to_owned(), name.to_owned()));
         for (job, name, span) in outputs {
-            if !(any(&job, &name) || any(&job, "") || any("", "")) {
+            if !(open || any(&job, &name) || any(&job, "") || any("", "")) {
                 self.within("jobs", |walk| {
                     walk.fault("W0307", span, format!("no job reads output `{name}` of job `{job}`"))
                         .help(format!("a job that needs it reads it as `needs.{job}.outputs.{name}`"))
@@ -220,7 +216,10 @@ impl<'a> Walk<'a> {
             }
             if keys.planned.contains(&key) {
                 self.within(key, |walk| {
-                    walk.fault("K0108", entry.span, format!("key `{key}` in {owner} is not supported yet"));
+                    let fault = walk.fault("K0108", entry.span, format!("key `{key}` in {owner} is not supported yet"));
+                    if let Some(way) = way_out(key) {
+                        fault.help(way);
+                    }
                 });
                 continue;
             }

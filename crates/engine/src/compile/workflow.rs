@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::lock::{Job, MAX_RUN_HOOKS_MS, Need, RUN_HOOKS_JOB, Requirement, Rule, SourceRef, Trigger, Value, Workflow};
+use crate::lock::{
+    ForGenerated, Job, MAX_RUN_HOOKS_MS, MAX_STEP_FILE_BYTES, Need, RUN_HOOKS_JOB, Requirement, Rule, SourceRef,
+    Trigger, Value, Workflow,
+};
 use crate::state::JobStatus;
 use crate::yaml::{Data, Entry, Node, Span};
 
@@ -26,8 +29,7 @@ pub(super) struct Named {
 impl Walk<'_> {
     /// Compiles a document. `stem` is its name where it gives none.
     pub(super) fn workflow(&mut self, root: &Node, stem: &str, content_hash: &str) -> Option<Named> {
-        let free = self.without_extensions(root)?;
-        let fields = self.fields(&free, &keys::WORKFLOW, "the workflow")?;
+        let fields = self.fields(root, &keys::WORKFLOW, "the workflow")?;
         let (name, place) = self.workflow_name(fields, root, stem);
         let triggers = match fields.get("on") {
             Some(entry) => self.within("on", |walk| walk.triggers(&entry.value)),
@@ -75,7 +77,10 @@ impl Walk<'_> {
             let job = self.within("hooks", |walk| walk.run_hooks(entry, &jobs, &defaults, &inputs));
             jobs.extend(job);
         }
-        self.unused_outputs();
+        let makes = jobs.iter().any(|job| job.generate.is_some());
+        self.unused_outputs(makes);
+        let for_generated =
+            makes.then(|| self.for_generated(&defaults, fields.get("jobs").map_or(root.span, |e| e.span)));
         let source = SourceRef { file: self.file.to_owned(), line: root.span.start.line };
         let content_hash = content_hash.to_owned();
         let workflow = Workflow {
@@ -93,6 +98,7 @@ impl Walk<'_> {
             approval,
             timeout_ms,
             concurrency,
+            for_generated,
             jobs,
         };
         Some(Named { workflow, place })
@@ -107,13 +113,6 @@ impl Walk<'_> {
             self.within("rules", |walk| walk.rules(&entry.value, "the workflow", &scope))
         });
         (requires, rules)
-    }
-
-    /// The document without its `x-…` keys, which are free.
-    fn without_extensions(&mut self, root: &Node) -> Option<Node> {
-        let entries = self.map(root)?;
-        let kept = entries.iter().filter(|entry| !entry.key.starts_with("x-")).cloned().collect();
-        Some(Node { span: root.span, data: Data::Map(kept) })
     }
 
     fn workflow_name(&mut self, fields: Fields<'_>, root: &Node, stem: &str) -> (Option<String>, Span) {
@@ -205,6 +204,26 @@ impl Walk<'_> {
             walk.cycles(&edges, entries, &known);
             jobs
         })
+    }
+
+    /// What generated jobs find. A step file that changes changes what they may become, so it counts as used.
+    fn for_generated(&mut self, defaults: &Defaults, place: Span) -> ForGenerated {
+        let step_files = self.library.files();
+        let bytes: usize = step_files.values().map(String::len).sum();
+        if bytes > MAX_STEP_FILE_BYTES {
+            self.within("jobs", |walk| {
+                let message = format!(
+                    "the step files of the commit have {bytes} bytes; with a job that makes jobs at most \
+                     {MAX_STEP_FILE_BYTES} are allowed"
+                );
+                walk.fault("K0704", place, message)
+                    .help("generated jobs may use each of them, so a run keeps them all");
+            });
+        }
+        self.used.extend(step_files.keys().cloned());
+        let Defaults { runs_on: _, broken_runs_on: _, shell, working_directory, timeout_ms, env, container, retry } =
+            defaults.clone();
+        ForGenerated { shell, working_directory, timeout_ms, env, container, retry, step_files }
     }
 
     /// The job that runs the hooks of the workflow once all others ended.

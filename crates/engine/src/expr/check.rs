@@ -1,6 +1,7 @@
 //! Checks of names when a workflow is compiled: a misspelt variable is an error in the file, not a surprise in a run.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::lock::Stage;
 
@@ -25,8 +26,15 @@ pub enum Shape {
     Open,
     /// A scalar: it has no fields.
     Leaf,
-    /// Exactly these.
-    Fields(BTreeMap<String, Shape>),
+    /// Exactly these; shared, since the same variables exist at most places of a file.
+    Fields(Arc<BTreeMap<String, Shape>>),
+}
+
+impl Shape {
+    /// Exactly these fields.
+    pub fn fields(fields: impl IntoIterator<Item = (String, Self)>) -> Self {
+        Self::Fields(Arc::new(fields.into_iter().collect()))
+    }
 }
 
 /// What is wrong with a name.

@@ -1,5 +1,7 @@
 //! Text with `${{ … }}`.
 
+use std::sync::Arc;
+
 use serde_json::Value as Json;
 
 use super::{Context, Expr, ExprError, Functions, MAX_INPUT_BYTES, value};
@@ -12,7 +14,7 @@ pub enum Part {
     /// Replaced by its value.
     Expr {
         /// The expression.
-        expr: Expr,
+        expr: Arc<Expr>,
         /// Byte in the template where its source starts.
         offset: usize,
     },
@@ -27,6 +29,14 @@ pub struct Template {
 impl Template {
     /// Parses a text; one without `${{` is one piece of text. An error's offset counts from the start of the text.
     pub fn parse(text: &str) -> Result<Self, ExprError> {
+        Self::parse_with(text, |source| Expr::parse(source).map(Arc::new))
+    }
+
+    /// [`Template::parse`] with expressions that may be known already.
+    pub(crate) fn parse_with(
+        text: &str,
+        mut parse: impl FnMut(&str) -> Result<Arc<Expr>, ExprError>,
+    ) -> Result<Self, ExprError> {
         let mut parts = Vec::new();
         let mut at = 0;
         while let Some(found) = text[at..].find("${{") {
@@ -40,7 +50,7 @@ impl Template {
             }
             let raw = &text[start..end];
             let offset = start + (raw.len() - raw.trim_start().len());
-            let expr = Expr::parse(raw.trim()).map_err(|error| shift(error, offset))?;
+            let expr = parse(raw.trim()).map_err(|error| shift(error, offset))?;
             parts.push(Part::Expr { expr, offset });
             at = end + 2;
         }

@@ -57,6 +57,7 @@ fn workflow(triggers: serde_json::Value) -> Workflow {
         approval: None,
         timeout_ms: None,
         concurrency: None,
+        for_generated: None,
         jobs: Vec::new(),
     }
 }

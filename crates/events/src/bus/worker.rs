@@ -7,7 +7,7 @@ use kici_engine::ids::EventId;
 use kici_engine::time::Clock;
 use kici_store::model::{BusEvent, CreatedRun, EventOutcome, NewRun, Processed, ProcessedEvent};
 use kici_store::{Store, StoreError, Topic};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -41,6 +41,8 @@ pub struct EventWorker {
     clock: Arc<dyn Clock>,
     created: Arc<dyn RunsCreated>,
     config: EventWorkerConfig,
+    /// An event that was taken alone is done: the next one may be.
+    alone: Notify,
 }
 
 impl EventWorker {
@@ -52,7 +54,7 @@ impl EventWorker {
         created: Arc<dyn RunsCreated>,
         config: EventWorkerConfig,
     ) -> Arc<Self> {
-        Arc::new(Self { store, planner, clock, created, config })
+        Arc::new(Self { store, planner, clock, created, config, alone: Notify::new() })
     }
 
     /// Works until `stop`, then lets what is under way finish on `tasks`.
@@ -67,6 +69,7 @@ impl EventWorker {
                 biased;
                 () = stop.cancelled() => return,
                 _ = wakeups.next() => {}
+                () = self.alone.notified() => {}
                 _ = poll.tick() => {}
             }
             while let Ok(true) = self.take(&slots, &tasks, &stop).await {}
@@ -103,7 +106,11 @@ impl EventWorker {
     /// One attempt to deliver a claimed event, whatever comes of it.
     pub async fn attempt(&self, event: BusEvent) {
         let span = tracing::info_span!("event", event = %event.id, name = event.name, request_id = %event.request_id);
+        let alone = event.is_suspect();
         self.attempt_in_span(event).instrument(span).await;
+        if alone {
+            self.alone.notify_one();
+        }
     }
 
     async fn attempt_in_span(&self, event: BusEvent) {

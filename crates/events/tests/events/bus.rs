@@ -451,6 +451,41 @@ async fn an_event_that_ends_its_deliverer_again_and_again_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_ends_its_deliverer_does_not_take_those_beside_it_along() {
+    TestStore::each(|test| async move {
+        let world = World::new(test).await;
+        let store = world.test.store.clone();
+        let poison = emitted(&world, emit("a", json!({}), None)).await;
+        world.test.clock.advance(Duration::from_secs(1));
+        let neighbour = emitted(&world, emit("b", json!({}), None)).await;
+        let claim = async || {
+            let claimed = store.event_claim(10, Duration::from_secs(60)).await.unwrap();
+            claimed.into_iter().map(|event| (event.id, event.claims)).collect::<Vec<_>>()
+        };
+        let killed = async || store.event_claims_release(vec![kici_store::testing::instance("node-1")]).await.unwrap();
+        for claims in 1..=2 {
+            assert_eq!(claim().await, [(poison, claims), (neighbour, claims)]);
+            killed().await;
+        }
+        assert_eq!(claim().await, [(poison, 3)], "from now on one at a time");
+        assert!(claim().await.is_empty());
+        killed().await;
+        // The one with fewer ends comes first, and is delivered.
+        assert_eq!(world.deliver(&world.event_worker()).await, 2, "each alone");
+        assert_eq!(event(&world, neighbour).await.status, EventStatus::Processed);
+        assert_eq!(event(&world, poison).await.status, EventStatus::Processed);
+
+        // An orderly stop costs nothing.
+        let slow = emitted(&world, emit("c", json!({}), None)).await;
+        for _ in 0..10 {
+            assert_eq!(claim().await, [(slow, 1)]);
+            assert_eq!(store.event_claims_return().await.unwrap(), 1);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_repository_that_does_not_answer_keeps_an_event_from_nobody_else() {
     TestStore::each(|test| async move {
         let world = World::new(test).await;

@@ -1,8 +1,5 @@
 //! Pushes and pull requests of a GitHub App.
 
-use kici_engine::time::Clock as _;
-use kici_events::GapRepair;
-use kici_forge::testing::FakeDelivery;
 use kici_store::model::DeliveryStatus;
 use kici_store::testing::TestStore;
 use serde_json::json;
@@ -117,24 +114,6 @@ async fn a_path_filter_that_cannot_be_evaluated_runs_and_says_so() {
         world.github.state().repos.get_mut("acme/app").unwrap().compares.insert(range, few);
         world.inbox.accept(call("push", "d2", &body)).await.unwrap();
         assert_eq!(world.settle().await.1.runs.len(), 0);
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn deliveries_that_did_not_arrive_are_asked_for_again_once() {
-    TestStore::each(|test| async move {
-        let world = World::new(test).await;
-        world.github_source(private_key()).await;
-        world.repository(&[(".kici/workflows/a.yaml", GOOD)]);
-        world.inbox.accept(call("push", "arrived", &push())).await.unwrap();
-        let at = world.test.clock.now();
-        let failed = |id, guid: &str| FakeDelivery { id, guid: guid.to_owned(), at, status: 502 };
-        world.github.state().deliveries = vec![failed(2, "lost"), failed(1, "arrived")];
-        let repair = GapRepair::new(world.test.store.clone(), world.sources.clone(), world.test.clock.clone());
-        assert_eq!(repair.run().await.unwrap(), 1);
-        assert_eq!(world.github.calls("/deliveries/2/attempts"), 1);
-        assert_eq!(world.github.calls("/deliveries/1/attempts"), 0);
     })
     .await;
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kici_events::Refusal;
+use kici_events::{Refusal, RunsCreated};
 use kici_forge::Headers;
 use kici_forge::testing::Fault;
-use kici_store::model::{DeliveryFilter, DeliveryOutcome, DeliveryStatus, Page};
+use kici_store::model::{Activate, DeliveryFilter, DeliveryOutcome, DeliveryStatus, Page, Processed};
 use kici_store::testing::{TestStore, instance};
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::world::{OVERFLOW_ROWS, World, activate, call, private_key, push, work};
+use crate::world::{Created, OVERFLOW_ROWS, World, activate, call, private_key, push, work};
 
 /// Age at which a claim is void.
 const CLAIM: Duration = Duration::from_secs(900);
@@ -174,10 +174,10 @@ async fn a_delivery_that_cannot_be_processed_is_tried_five_times_and_dies() {
                     let fault = Fault { call: "/repos/acme/app/".to_owned(), status: 429, headers };
                     world.github.state().faults.push_back(fault);
                 }
-                let mut due = store.delivery_claim(10, CLAIM).await.unwrap();
+                let mut due = store.delivery_claim(10, CLAIM, 5).await.unwrap();
                 assert_eq!(due.len(), 1, "attempt {attempt} of {faults}");
                 worker.attempt(due.remove(0), &stop).await;
-                assert!(store.delivery_claim(10, CLAIM).await.unwrap().is_empty(), "the next one is not due yet");
+                assert!(store.delivery_claim(10, CLAIM, 5).await.unwrap().is_empty(), "the next one is not due yet");
                 world.test.clock.advance(Duration::from_secs(301));
             }
             if dies {
@@ -187,11 +187,11 @@ async fn a_delivery_that_cannot_be_processed_is_tried_five_times_and_dies() {
                     (DeliveryStatus::Dead, Some("gave up after 5 attempts"))
                 );
                 assert!(dead.error.is_some() && processed.try_recv().is_err());
-                assert!(store.delivery_claim(10, CLAIM).await.unwrap().is_empty(), "dead is dead");
+                assert!(store.delivery_claim(10, CLAIM, 5).await.unwrap().is_empty(), "dead is dead");
                 assert!(store.delivery_bodies_finished(5).await.unwrap().is_empty(), "a retry needs the body");
                 assert!(store.delivery_reopen(id).await.unwrap());
                 assert!(!store.delivery_reopen(id).await.unwrap(), "it is not dead any more");
-                worker.attempt(store.delivery_claim(10, CLAIM).await.unwrap().remove(0), &stop).await;
+                worker.attempt(store.delivery_claim(10, CLAIM, 5).await.unwrap().remove(0), &stop).await;
             }
             processed.try_recv().expect("processed");
             let done = store.delivery_get(id).await.unwrap().unwrap();
@@ -200,4 +200,68 @@ async fn a_delivery_that_cannot_be_processed_is_tried_five_times_and_dies() {
         })
         .await;
     }
+}
+
+/// Has a defect: the decisions on jobs panic.
+struct Defect;
+
+impl RunsCreated for Defect {
+    fn activate(&self) -> Arc<dyn Activate> {
+        panic!("a defect")
+    }
+
+    fn created(&self, _: &Processed, _: &str) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_while_a_delivery_is_processed_is_a_failed_attempt() {
+    TestStore::each(|test| async move {
+        let world = World::new(test).await;
+        world.github_source(private_key()).await;
+        world.repository(&[(".kici/workflows/a.yaml", "on: push\njobs: { a: { runs_on: default, run: x } }\n")]);
+        let id = world.inbox.accept(call("push", "d1", &push())).await.unwrap().id;
+        let (store, stop) = (world.test.store.clone(), CancellationToken::new());
+        store.delivery_claims_release(vec![instance("node-1")]).await.unwrap();
+        let taken = store.delivery_claim(10, CLAIM, 5).await.unwrap().remove(0);
+        world.worker_with(Arc::new(Defect)).attempt(taken, &stop).await;
+        let failed = store.delivery_get(id).await.unwrap().unwrap();
+        assert_eq!((failed.status, failed.attempts), (DeliveryStatus::Received, 1));
+        assert!(failed.claimed_by.is_none() && failed.error.unwrap().contains("panicked"));
+        world.test.clock.advance(Duration::from_secs(301));
+        let taken = store.delivery_claim(10, CLAIM, 5).await.unwrap().remove(0);
+        world.worker_with(Arc::new(Created(activate()))).attempt(taken, &stop).await;
+        assert_eq!(store.delivery_get(id).await.unwrap().unwrap().status, DeliveryStatus::Processed);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deliveries_that_processes_did_not_survive_are_processed_one_after_the_other() {
+    TestStore::each(|test| async move {
+        let mut world = World::new(test).await;
+        world.github_source(private_key()).await;
+        world.repository(&[(".kici/workflows/a.yaml", "on: push\njobs: { a: { runs_on: default, run: x } }\n")]);
+        for n in 0..3 {
+            world.inbox.accept(call("push", &n.to_string(), &push())).await.unwrap();
+            drop(world.work.recv().await.unwrap());
+        }
+        let store = world.test.store.clone();
+        for claims in 2..=3 {
+            store.delivery_claims_release(vec![instance("node-1")]).await.unwrap();
+            let taken = store.delivery_claim(10, CLAIM, 5).await.unwrap();
+            assert_eq!(taken[0].claims, claims);
+            assert_eq!(taken.len(), if claims == 2 { 3 } else { 1 });
+        }
+        store.delivery_claims_release(vec![instance("node-1")]).await.unwrap();
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let mut created = work(world, &stop, &tasks);
+        for _ in 0..3 {
+            created.recv().await.unwrap();
+        }
+        stop.cancel();
+        tasks.close();
+        tasks.wait().await;
+        assert_eq!(store.delivery_counts().await.unwrap(), [(DeliveryStatus::Processed, 3)].into());
+    })
+    .await;
 }

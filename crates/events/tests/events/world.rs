@@ -262,6 +262,11 @@ impl World {
 
     /// A worker of deliveries that tells of each it has processed.
     pub fn worker(&self, told: mpsc::UnboundedSender<()>) -> Arc<Worker> {
+        self.worker_with(Arc::new(Told(told)))
+    }
+
+    /// A worker of deliveries that tells these of runs.
+    pub fn worker_with(&self, created: Arc<dyn RunsCreated>) -> Arc<Worker> {
         let config = WorkerConfig {
             workers: 4,
             claim_timeout: Duration::from_secs(900),
@@ -269,7 +274,6 @@ impl World {
             overflow_age: Duration::from_secs(900),
         };
         let clock: Arc<dyn Clock> = self.test.clock.clone();
-        let created = Arc::new(Told(told));
         Worker::new(self.test.store.clone(), self.sources.clone(), self.planner.clone(), clock, created, config)
     }
 

@@ -11,10 +11,8 @@ use super::api::Api;
 use super::auth::App;
 use crate::forge::{FailedDelivery, ForgeError};
 
-/// Pages of 100 that are looked at.
-const MAX_PAGES: usize = 10;
-/// Most deliveries that are reported at once.
-const MAX_FAILED: usize = 100;
+/// Pages of 100 that are looked at: a small part of the calls that an App has in an hour.
+const MAX_PAGES: usize = 200;
 
 #[derive(Deserialize)]
 struct Attempt {
@@ -31,9 +29,9 @@ impl Attempt {
     }
 }
 
-/// The newest attempt of every delivery since `since` that has no good attempt.
+/// The newest attempt of every delivery since `since` that has no good attempt. Only what all pages say counts: when one of
+/// them cannot be had, nothing does.
 pub(super) async fn failed(api: &Api, app: &App, since: Ts) -> Result<Vec<FailedDelivery>, ForgeError> {
-    let jwt = app.statement()?;
     let mut url = api.url(&["app/hook/deliveries"])?;
     url.query_pairs_mut().append_pair("per_page", "100");
     let mut next = Some(url);
@@ -41,6 +39,8 @@ pub(super) async fn failed(api: &Api, app: &App, since: Ts) -> Result<Vec<Failed
     let mut failed: Vec<FailedDelivery> = Vec::new();
     for _ in 0..MAX_PAGES {
         let Some(url) = next.take() else { break };
+        // It lives for some minutes only, and there may be many pages.
+        let jwt = app.statement()?;
         // Newest first.
         let (page, following): (Vec<Attempt>, _) = api.page("webhook deliveries of the App", url, &jwt).await?;
         let ended = page.iter().any(|a| a.delivered_at < since);
@@ -60,9 +60,16 @@ pub(super) async fn failed(api: &Api, app: &App, since: Ts) -> Result<Vec<Failed
         }
         next = following.filter(|_| !ended);
     }
+    if next.is_some() {
+        let oldest = failed.last().map(|attempt| attempt.at);
+        tracing::warn!(
+            pages = MAX_PAGES,
+            ?oldest,
+            "GitHub's log of deliveries is longer than what is read at once; look at it for older ones that failed"
+        );
+    }
     // The oldest are the ones that somebody waits for longest.
     failed.reverse();
-    failed.truncate(MAX_FAILED);
     Ok(failed)
 }
 

@@ -56,13 +56,16 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
 async fn count(State(shared): Fake, request: Request, next: Next) -> Response {
     let target = request.uri().path_and_query().map_or("", |p| p.as_str());
     let call = format!("{} {target}", request.method());
-    let hangs = shared.state().hangs.iter().any(|part| call.contains(part));
+    let hangs = {
+        let mut state = shared.state();
+        state.calls.push(call.clone());
+        state.hangs.iter().any(|part| call.contains(part))
+    };
     if hangs {
         std::future::pending::<()>().await;
     }
     let fault = {
         let mut state = shared.state();
-        state.calls.push(call.clone());
         let at = state.faults.iter().position(|f| call.contains(&f.call));
         at.and_then(|at| state.faults.remove(at))
     };

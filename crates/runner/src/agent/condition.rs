@@ -46,7 +46,9 @@ impl Agent {
             resetting: self.is_resetting(),
             degraded: self.degraded.clone(),
         };
-        self.send(agent_frame::Frame::AgentStatus(status));
+        let leaves = status.draining;
+        let seq = self.send(agent_frame::Frame::AgentStatus(status));
+        self.leave.said(seq.filter(|_| leaves));
     }
 
     /// Tells the pages of health and metrics how the agent is.

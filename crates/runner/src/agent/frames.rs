@@ -63,6 +63,7 @@ impl Agent {
         // Register itself was number 1.
         self.link = Some(Link { out, seq: 1, heartbeat, last_heartbeat: Instant::now() });
         self.down = None;
+        self.leave.new_session();
         self.note_scaler(ack);
         self.labels.clone_from(&ack.labels);
         if ack.recovery_window_ms > 0 {
@@ -151,6 +152,7 @@ impl Agent {
                 self.say_status();
             }
             Some(F::FrameAck(ack)) => {
+                self.leave.heard(ack.up_to_seq);
                 let settled = self.post.acked(ack.up_to_seq);
                 self.settle(settled);
             }

@@ -1,6 +1,6 @@
 //! The jobs that an agent holds, and what they tell it.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kici_engine::jobspec::JobSpec;
@@ -193,7 +193,7 @@ impl Agent {
             running: Mutex::default(),
             trees: Mutex::default(),
             wanted,
-            inside: OnceLock::new(),
+            inside: Arc::default(),
             services: Arc::clone(&self.services),
             remote: Arc::new(Remote::new(key, self.config.agent_token.clone(), self.sessions.subscribe())),
         };

@@ -6,6 +6,7 @@ mod frames;
 mod held;
 mod http;
 mod idle;
+mod leave;
 mod post;
 mod reset;
 mod signals;
@@ -39,6 +40,7 @@ use held::Held;
 use http::Health;
 use idle::Scaler;
 use kici_telemetry::metrics::Metrics;
+use leave::Leave;
 use post::{Post, Settled};
 use reset::Resets;
 pub use signals::signals;
@@ -114,6 +116,7 @@ pub struct Agent {
     holding: Arc<AtomicBool>,
     labels: Vec<String>,
     draining: bool,
+    leave: Leave,
     /// Told to stop: when jobs are cancelled, and how often it was said.
     stopping: Option<(Instant, u32)>,
     /// Since when no job is held.
@@ -243,6 +246,7 @@ impl Agent {
             holding: Arc::default(),
             labels: Vec::new(),
             draining: false,
+            leave: Leave::default(),
             stopping: None,
             idle: None,
             down: None,
@@ -265,12 +269,16 @@ impl Agent {
     async fn on_link(&mut self, event: LinkEvent) -> Option<Ended> {
         match event {
             // The connection may be gone again by now.
-            LinkEvent::NeedRegister(answer) => drop(answer.send(self.register())),
+            LinkEvent::NeedRegister(answer) => {
+                self.leave.registers();
+                drop(answer.send(self.register()));
+            }
             LinkEvent::Up { ack, out, session } => self.on_up(&ack, out, session),
             LinkEvent::Frame(frame) => self.on_frame(*frame).await,
             LinkEvent::Down(cut) => {
                 tracing::warn!(?cut, jobs = self.jobs.len(), "the session is gone; jobs go on");
                 self.link = None;
+                self.leave.new_session();
                 self.sessions.send_replace(None);
                 self.down.get_or_insert((Instant::now(), cut));
             }
@@ -375,16 +383,19 @@ impl Agent {
         None
     }
 
-    /// An agent that drains is done when nothing is held and nothing waits.
+    /// An agent that drains is done when nothing is held, nothing waits, and the orchestrator knows that it leaves: else it would
+    /// be offered jobs meanwhile, and its leave would be taken for a loss.
     fn finished(&mut self) -> Option<Ended> {
-        if self.is_idle_for_good() {
+        if !self.draining && self.is_idle_for_good() {
             tracing::info!("there is no work for this agent; it ends");
-            return Some(Ended { exit: 0, message: None });
+            self.draining = true;
+            self.say_status();
         }
         let held = !self.jobs.is_empty() || !self.deferred.is_empty() || self.resets.running;
         let done = self.draining && !held && self.post.len() == 0;
         let logs = self.tasks.is_empty() || self.link.is_none();
-        (done && logs).then_some(Ended { exit: 0, message: None })
+        let over = self.leave.is_over(done && logs, self.link.is_some(), Instant::now());
+        over.then_some(Ended { exit: 0, message: None })
     }
 
     fn heartbeats(&mut self, now: Instant) {

@@ -6,7 +6,7 @@
 
 mod dir;
 mod pack;
-mod tar;
+mod repack;
 #[cfg(test)]
 mod tests;
 mod unpack;
@@ -14,7 +14,8 @@ mod unpack;
 use std::io;
 
 pub use dir::{Dir, is_no_directory};
-pub use pack::{Item, Packed, matching, pack};
+pub use pack::{Item, Packed, Patterns, is_in, matching, pack};
+pub use repack::{contents, repack};
 pub use unpack::{Unpacked, unpack};
 
 /// How much one archive may hold.

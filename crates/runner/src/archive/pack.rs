@@ -9,12 +9,12 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use kici_sys::init::tar::{self, Entry, Kind, MAX_NAME};
 
-use super::tar::{self, Entry, Kind, MAX_NAME};
 use super::{ArchiveError, Dir, Limits, Links, shown, stays_inside};
 
 /// zstd's own default.
-const LEVEL: i32 = 3;
+pub(super) const LEVEL: i32 = 3;
 /// Entries that are looked at to find those that match.
 const MAX_LOOKED_AT: u64 = 2_000_000;
 /// Deepest directory.
@@ -195,36 +195,72 @@ impl<W: Write> Packer<W> {
     }
 }
 
+/// Paths and globs of a workflow.
+#[derive(Clone, Debug)]
+pub struct Patterns {
+    /// Those that are paths.
+    pub literal: Vec<String>,
+    globs: GlobSet,
+}
+
+impl Patterns {
+    /// Of these texts.
+    ///
+    /// # Errors
+    /// [`ArchiveError::Unfit`] for a glob that is none.
+    pub fn of(texts: &[String]) -> Result<Self, ArchiveError> {
+        let is_glob = |text: &&String| text.contains(['*', '?', '[', '{', '\\']);
+        let mut globs = GlobSetBuilder::new();
+        for text in texts.iter().filter(is_glob) {
+            let glob = GlobBuilder::new(text).literal_separator(true).backslash_escape(true).build();
+            globs.add(glob.map_err(|error| ArchiveError::Unfit(error.to_string()))?);
+        }
+        let globs = globs.build().map_err(|error| ArchiveError::Unfit(error.to_string()))?;
+        Ok(Self { literal: texts.iter().filter(|text| !is_glob(text)).cloned().collect(), globs })
+    }
+
+    /// Whether files have to be looked for.
+    pub fn has_globs(&self) -> bool {
+        !self.globs.is_empty()
+    }
+
+    /// Whether a glob matches a path.
+    pub fn matches(&self, path: &str) -> bool {
+        self.globs.is_match(path)
+    }
+
+    /// Sorted, without what lies in a directory that is there too.
+    pub fn outermost(mut found: Vec<String>) -> Vec<String> {
+        // In the order of their parts a directory stands right before what is in it.
+        found.sort_by(|a, b| a.split('/').cmp(b.split('/')));
+        let mut kept: Vec<String> = Vec::new();
+        for path in found {
+            if !kept.last().is_some_and(|dir| is_in(&path, dir)) {
+                kept.push(path);
+            }
+        }
+        kept
+    }
+}
+
+/// Whether a path is a directory or lies in it.
+pub fn is_in(path: &str, dir: &str) -> bool {
+    path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// The files and directories below `root` that one of the patterns matches, sorted; what is in a directory that matches is not
 /// listed apart. `.git` is left out unless a pattern names it.
 ///
 /// # Errors
 /// [`ArchiveError`].
-pub fn matching(root: &Path, patterns: &[String]) -> Result<Vec<String>, ArchiveError> {
-    let globs = |text: &String| text.contains(['*', '?', '[', '{', '\\']);
-    let mut set = GlobSetBuilder::new();
-    for pattern in patterns.iter().filter(|pattern| globs(pattern)) {
-        let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
-        set.add(glob.map_err(|error| ArchiveError::Unfit(error.to_string()))?);
-    }
-    let set = set.build().map_err(|error| ArchiveError::Unfit(error.to_string()))?;
-    let mut found: Vec<String> = patterns.iter().filter(|pattern| !globs(pattern)).cloned().collect();
-    if !set.is_empty() {
+pub fn matching(root: &Path, patterns: &Patterns) -> Result<Vec<String>, ArchiveError> {
+    let mut found = patterns.literal.clone();
+    if patterns.has_globs() {
         let root = Dir::open(root).map_err(ArchiveError::io(root.display().to_string()))?;
         let mut looked_at = 0;
-        search(&root, &mut String::new(), &set, &mut found, &mut looked_at)?;
+        search(&root, &mut String::new(), &patterns.globs, &mut found, &mut looked_at)?;
     }
-    found.sort();
-    // In the order of their parts a directory stands right before what is in it.
-    found.sort_by(|a, b| a.split('/').cmp(b.split('/')));
-    let mut kept: Vec<String> = Vec::new();
-    for path in found {
-        let inside = |dir: &String| path.strip_prefix(dir.as_str()).is_some_and(|r| r.is_empty() || r.starts_with('/'));
-        if !kept.last().is_some_and(inside) {
-            kept.push(path);
-        }
-    }
-    Ok(kept)
+    Ok(Patterns::outermost(found))
 }
 
 fn search(

@@ -4,10 +4,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
+use kici_sys::init::tar::{self, Entry, Kind};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::tar::{Entry, Kind};
 use super::*;
 
 const SMALL: Limits = Limits { bytes: 1 << 20, entries: 1000, reader: None };
@@ -189,7 +189,7 @@ fn patterns_find_files_and_directories_once_and_leave_git_out() {
     }
     let found = |patterns: &[&str]| {
         let patterns: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
-        matching(root.path(), &patterns).expect("found")
+        matching(root.path(), &Patterns::of(&patterns).expect("patterns")).expect("found")
     };
     assert_eq!(found(&["dist/**/*.whl"]), ["dist/a.whl", "dist/deep/b.whl"]);
     assert_eq!(found(&["**/*.log"]), ["log/x.log"]);
@@ -215,5 +215,59 @@ proptest! {
         let mut raw = Vec::new();
         tar::write(&mut raw, &entry).expect("written");
         prop_assert_eq!(tar::read(&mut &raw[..]).expect("read"), Some(entry));
+    }
+}
+
+/// A plain tar stream.
+fn plain(entries: &[(Entry, &[u8])]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (entry, bytes) in entries {
+        tar::write(&mut out, entry).expect("written");
+        out.extend_from_slice(bytes);
+        tar::pad(&mut out, bytes.len() as u64).expect("written");
+    }
+    tar::end(&mut out).expect("written");
+    out
+}
+
+#[test]
+fn what_comes_out_of_a_container_is_judged_entry_by_entry() {
+    let repacked = |raw: &[u8], links| {
+        let mut out = Vec::new();
+        repack(raw, &mut out, SMALL, links).map(|packed| (out, packed))
+    };
+    let good = plain(&[(file("./a//b", b"content"), b"content"), (link("l", "a"), b"")]);
+    let (archive, packed) = repacked(&good, Links::Inside).expect("good");
+    assert_eq!((packed.files, packed.bytes), (2, 7));
+    let (into, done) = unpacked(&archive, Links::Inside);
+    assert_eq!(done.expect("one of ours").files, 2);
+    assert_eq!(fs::read_to_string(into.path().join("a/b")).expect("there"), "content");
+    let out_of = plain(&[(link("l", "/etc/passwd"), b"")]);
+    assert!(repacked(&out_of, Links::Any).is_ok());
+    let huge = Entry { size: 1 << 40, ..file("x", b"") };
+    for hostile in [
+        out_of,
+        plain(&[(file("../x", b""), b"")]),
+        plain(&[(file("/x", b""), b"")]),
+        plain(&[(link("l", ""), b"")]),
+        plain(&[(huge, b"")]),
+        plain(&vec![(file("x", b""), &b""[..]); 1001]),
+        good[..600].to_vec(),
+        good[..1024].to_vec(),
+        b"{\"kind\":\"no archive\"}".to_vec(),
+        Vec::new(),
+    ] {
+        assert!(repacked(&hostile, Links::Inside).is_err());
+    }
+}
+
+#[test]
+fn contents_are_those_of_the_files_that_were_asked_for() {
+    let raw = plain(&[(file("a", b"1"), b"1"), (file("b", b""), b"")]);
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let found = contents(&raw[..], &names(&["a", "b"])).expect("both");
+    assert_eq!(hex::encode(found[0]), "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b");
+    for wrong in [&["a"][..], &["b", "a"], &["a", "b", "c"]] {
+        assert!(contents(&raw[..], &names(wrong)).is_err());
     }
 }

@@ -6,8 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kici_sys::init::tar::{self, BadTar, Entry, Kind};
+
 use super::dir::is_no_directory;
-use super::tar::{self, BadTar, Entry, Kind};
 use super::{ArchiveError, Dir, Limits, Links, shown, stays_inside};
 
 /// Largest window of the decoder: 128 MiB, zstd's own limit for what is not asked for on purpose.
@@ -196,7 +197,7 @@ fn refused(name: &[u8], what: &str) -> ArchiveError {
 }
 
 /// The parts of a name, at least one.
-fn parts(name: &[u8]) -> Result<Vec<&[u8]>, ArchiveError> {
+pub(super) fn parts(name: &[u8]) -> Result<Vec<&[u8]>, ArchiveError> {
     if name.starts_with(b"/") {
         return Err(refused(name, "is absolute"));
     }

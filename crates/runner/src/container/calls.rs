@@ -1,4 +1,4 @@
-//! Calls of steps in a container to their agent: git's credential helper and `kici git`. The program that answers runs beside the
+//! Calls of steps in a container to their agent: git's credential helper and `kici`. The program that answers runs beside the
 //! agent, with the socket of the job; a step chooses its words, so only words that are known to be harmless reach it.
 
 use std::collections::HashMap;
@@ -58,8 +58,22 @@ struct Wanted {
     is_window: bool,
 }
 
-/// Options of `kici git` that take a value.
-const OPTIONS: [&str; 4] = ["--repo", "--permission", "--credential", "--ttl"];
+/// What steps may ask of their agent: the words of the verb, options that take a value, options that do not, and the least and the most
+/// other words.
+type Verb = (&'static [&'static str], &'static [&'static str], &'static [&'static str], usize, usize);
+
+const VERBS: [Verb; 8] = [
+    (&["git", "token"], &["--repo", "--permission", "--credential"], &[], 0, 0),
+    (&["git", "with-write"], &["--repo", "--permission", "--credential", "--ttl"], &[], 0, 0),
+    (&["cache", "restore"], &["--key", "--restore-key"], &["--required"], 1, MAX_WORDS),
+    (&["cache", "save"], &["--key"], &["--required"], 1, MAX_WORDS),
+    (&["artifact", "upload"], &["--expire-in"], &["--allow-empty"], 2, MAX_WORDS),
+    (&["artifact", "download"], &["--from", "--path"], &[], 1, 1),
+    (&["emit"], &["--payload", "--target"], &[], 1, 1),
+    (&["mask"], &[], &[], 0, MAX_WORDS),
+];
+/// Words of one call.
+const MAX_WORDS: usize = 1_000;
 
 /// What is run for the words of a step; none for words that are not known.
 fn wanted(words: &[Bytes], socket: &str) -> Option<Wanted> {
@@ -72,25 +86,37 @@ fn wanted(words: &[Bytes], socket: &str) -> Option<Wanted> {
         ["credential-helper", .., operation] if matches!(*operation, "get" | "store" | "erase") => {
             Some(Wanted { arguments: own(&["credential-helper", "--socket", socket, operation]), is_window: false })
         }
-        ["git", verb, options @ ..] if matches!(*verb, "token" | "with-write") => {
-            let mut rest = options.iter();
-            while let Some(option) = rest.next() {
-                let (name, value) = option.split_once('=').map_or((*option, None), |(name, value)| (name, Some(value)));
+        words => {
+            let found = VERBS.iter().find(|(verb, ..)| words.starts_with(verb));
+            let (verb, valued, flags, least, most) = found?;
+            let mut rest = words[verb.len()..].iter();
+            let mut others = 0;
+            while let Some(word) = rest.next() {
+                if !word.starts_with('-') {
+                    others += 1;
+                    continue;
+                }
+                if flags.contains(word) {
+                    continue;
+                }
+                let (name, value) = word.split_once('=').map_or((*word, None), |(name, value)| (name, Some(value)));
                 let value = value.or_else(|| rest.next().copied())?;
                 // A value that looks like an option, `--` above all, would be one.
-                if !OPTIONS.contains(&name) || value.starts_with('-') {
+                if !valued.contains(&name) || value.starts_with('-') {
                     return None;
                 }
             }
-            let mut arguments = own(&["step", "git", verb]);
-            arguments.extend(own(options));
-            let is_window = *verb == "with-write";
+            if !(*least..=*most).contains(&others) {
+                return None;
+            }
+            let mut arguments = own(&["step"]);
+            arguments.extend(own(words));
+            let is_window = *verb == ["git", "with-write"];
             if is_window {
                 arguments.extend(own(&["--", "sh", "-c", HOLD]));
             }
             Some(Wanted { arguments, is_window })
         }
-        _ => None,
     }
 }
 
@@ -110,10 +136,12 @@ impl Calls {
             let _ = requests.send(Request::Done { call, code: USAGE }.encode());
         };
         let Some(answering) = &self.answering else {
-            return refuse("this job has no git credentials");
+            return refuse("this agent answers no calls");
         };
         let Some(wanted) = wanted(&words, &answering.socket.to_string_lossy()) else {
-            return refuse("in a container there are `kici git token` and `kici git with-write -- CMD`");
+            return refuse(
+                "in a container there are `kici git token`, `kici git with-write -- CMD`, `kici cache`, `kici artifact`, `kici emit` and `kici mask`; their words may not begin with `-`",
+            );
         };
         if self.open.len() >= MAX_CALLS {
             return refuse("too many calls at once");
@@ -238,6 +266,18 @@ mod tests {
         let window = of(&["git", "with-write", "--ttl", "60"]).expect("known");
         assert_eq!(window[..5], ["step", "git", "with-write", "--ttl", "60"]);
         assert_eq!(window[5..8], ["--", "sh", "-c"]);
+        for fine in [
+            &["cache", "restore", "--key", "k", "--restore-key=p", "--required", "a", "~/b"][..],
+            &["cache", "save", "--key=k", "a"],
+            &["artifact", "upload", "n", "a/*", "--allow-empty", "--expire-in", "3"],
+            &["artifact", "download", "n", "--from", "build", "--path", "got"],
+            &["emit", "ready", "--payload", "{\"a\": 1}"],
+            &["mask"],
+        ] {
+            let expected: Vec<String> =
+                std::iter::once("step").chain(fine.iter().copied()).map(str::to_owned).collect();
+            assert_eq!(of(fine), Some(expected));
+        }
         for hostile in [
             &["git", "with-write", "--", "sh", "-c", "evil"][..],
             &["git", "with-write", "--repo", "--", "sh"],
@@ -246,6 +286,16 @@ mod tests {
             &["git", "token", "acme/app"],
             &["git", "token", "--repo"],
             &["git", "push"],
+            &["git", "token", "--repo", "a/b", "with-write"],
+            &["cache", "save", "--key", "k"],
+            &["cache", "save", "--key", "k", "--socket", "/evil", "x"],
+            &["cache", "save", "--key", "k", "--", "x"],
+            &["cache", "restore", "--required=--", "x"],
+            &["artifact", "download", "x", "y"],
+            &["artifact", "upload", "x"],
+            &["emit"],
+            &["mask", "-x"],
+            &["cache"],
             &["credential-helper", "--socket", "/evil", "run"],
             &["run"],
             &["--config", "/evil"],

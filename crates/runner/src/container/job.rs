@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,9 +19,10 @@ use secrecy::SecretString;
 use tokio::sync::mpsc;
 
 use super::calls::{Answering, Calls};
+use super::files::Door;
 use super::link::{Link, Process, Stream};
 use super::spec::{self, Bounds, Names, SCRATCH, WORKSPACE};
-use super::{Containers, RUNTIME, remove, said, services};
+use super::{Containers, PROGRAM_LABEL, remove, said, services};
 use crate::config::Config;
 use crate::key::JobKey;
 
@@ -91,8 +93,9 @@ pub struct JobContainers {
 
 struct Made {
     id: String,
-    /// Another one with the same volume: engines put nothing into a container whose root cannot be written.
-    filled_through: Option<String>,
+    door: Door,
+    /// Engines put nothing into a container whose root cannot be written.
+    through_door: bool,
     owner: Owner,
     link: Link,
     env: BTreeMap<String, String>,
@@ -161,13 +164,8 @@ impl Containers {
         let document = spec::job_document(container, &user, names, bounds);
         let id = engine.create(&names.job, &document).await.map_err(said)?;
         let (uid, gid) = self.owner(engine, &id, &user).await?;
-        let filled_through = match container.options.read_only {
-            true => {
-                let document = spec::door_document(&image.id, names, &names.job, WORKSPACE);
-                Some(engine.create(&format!("{}-door", names.job), &document).await.map_err(said)?)
-            }
-            false => None,
-        };
+        let document = spec::door_document(&image.id, names, &names.job, WORKSPACE);
+        let door = Door::new(format!("{}-door", names.job), document);
         if let Err(error) = engine.start(&id).await.map_err(said) {
             if !NO_PROGRAM.iter().any(|words| error.contains(words)) {
                 return Err(error);
@@ -182,7 +180,8 @@ impl Containers {
             env.into_iter().map(|(name, value)| (text(name), text(value))).collect();
         env.retain(|name, _| !name.starts_with("KICI_"));
         env.extend(container.env.iter().map(|(name, value)| (name.clone(), spec::text(value).to_owned())));
-        Ok(Made { id, filled_through, owner: Owner { uid, gid }, link, env })
+        let through_door = container.options.read_only;
+        Ok(Made { id, door, through_door, owner: Owner { uid, gid }, link, env })
     }
 
     /// Puts our program onto the engine, in a volume that all jobs read and none can write. Only the first job of an engine waits
@@ -193,7 +192,7 @@ impl Containers {
             *brought = true;
             return Ok(());
         }
-        let labels = [(RUNTIME.to_owned(), "true".to_owned())].into();
+        let labels = [(PROGRAM_LABEL.to_owned(), "true".to_owned())].into();
         engine.create_volume(&names.runtime, &labels).await.map_err(said)?;
         let document = spec::door_document(image, names, &names.runtime, spec::RUNTIME);
         let id = engine.create(&format!("{}-program", names.job), &document).await.map_err(said)?;
@@ -234,17 +233,19 @@ impl Containers {
     ) -> Result<Option<Entered>, String> {
         let Some(made) = job.made.take() else { return Ok(None) };
         let engine = &job.engine;
-        match &made.filled_through {
-            Some(id) => engine.fill(id, WORKSPACE, workspace, made.owner).await.map_err(said)?,
-            None => engine.fill(&made.id, WORKSPACE, workspace, made.owner).await.map_err(said)?,
-        }
+        let by = if made.through_door { made.door.open(engine).await? } else { made.id.clone() };
+        engine.fill(&by, WORKSPACE, workspace, made.owner).await.map_err(said)?;
         let inside = Inside {
             engine: engine.clone(),
             id: made.id,
             link: made.link,
+            door: made.door,
+            owner: made.owner,
+            home: made.env.get("HOME").map(PathBuf::from).filter(|dir| dir.is_absolute()),
             workspace: workspace.to_owned(),
             scratch: scratch.to_owned(),
             first_files: Mutex::default(),
+            lists: AtomicU32::default(),
         };
         Ok(Some(Entered { inside: Arc::new(inside), env: made.env }))
     }
@@ -310,15 +311,22 @@ async fn text_of(engine: &Engine, id: &str, path: &str) -> Result<String, String
 
 /// The inside of the container of a job.
 pub struct Inside {
-    engine: Engine,
+    pub(super) engine: Engine,
     id: String,
-    link: Link,
+    pub(super) link: Link,
+    pub(super) door: Door,
+    /// Of what is put in.
+    pub(super) owner: Owner,
+    /// The home directory of the steps, inside.
+    pub(super) home: Option<PathBuf>,
     /// On the host.
     workspace: PathBuf,
     /// On the host.
     scratch: PathBuf,
     /// Files that the first command brings along.
     first_files: Mutex<Vec<PathBuf>>,
+    /// How many lists of files were brought in.
+    pub(super) lists: AtomicU32,
 }
 
 impl Inside {

@@ -355,6 +355,11 @@ impl Process {
         self.link.shared.ask(&Request::Terminate { id: self.id });
     }
 
+    /// Ends it with all that it started, without waiting for that.
+    pub fn discard(&self) {
+        self.link.shared.ask(&Request::Kill { id: self.id });
+    }
+
     /// Ends it with all that it started. None when that is not answered in time.
     pub async fn kill(&self, limit: Duration) -> Option<u32> {
         self.link.kill(self.id, limit).await

@@ -4,6 +4,7 @@
 //! its end, and when the agent starts after it died.
 
 mod calls;
+mod files;
 mod job;
 mod link;
 mod services;
@@ -20,9 +21,10 @@ use crate::config::Config;
 use crate::key::JobKey;
 
 pub use calls::Answering;
+pub use files::{Move, Packing};
 pub use job::{Entered, Inside, JobContainers, Notes, Wanted};
 pub use link::{Process, Stream};
-pub use spec::{Names, PROGRAM, SCRATCH, SOCKET, WORKSPACE, limits};
+pub use spec::{Names, PROGRAM, RUNTIME, SCRATCH, SOCKET, WORKSPACE, limits};
 
 /// How often removing is tried before it is left to a later start.
 const TRIES: u32 = 6;
@@ -38,7 +40,7 @@ const AGENT: &str = "kici-agent-id";
 const JOB: &str = "kici-job-id";
 const RUN: &str = "kici-run-id";
 const EPOCH: &str = "kici-epoch";
-const RUNTIME: &str = "kici-runtime";
+const PROGRAM_LABEL: &str = "kici-runtime";
 
 /// The containers of this agent.
 #[derive(Debug)]
@@ -118,7 +120,7 @@ impl Containers {
     fn names(&self, job: JobKey) -> Names {
         Names {
             job: format!("kici-{}-{}", self.scope, job.file_name()),
-            runtime: format!("{RUNTIME}-{}", hex::encode(&Sha256::digest(kici_sys::init::PROGRAM)[..8])),
+            runtime: format!("{PROGRAM_LABEL}-{}", hex::encode(&Sha256::digest(kici_sys::init::PROGRAM)[..8])),
             labels: self.of_job(job),
         }
     }

@@ -30,7 +30,7 @@ pub trait JobServices: Send + Sync {
     /// the command line of steps where it is called `kici`. None: jobs have no socket.
     fn program(&self) -> Option<&Path>;
 
-    /// Opens the socket of a job.
+    /// Opens the socket of a job, in a directory that is not there yet.
     ///
     /// # Errors
     /// A message for the job.
@@ -95,8 +95,8 @@ pub struct Access {
 }
 
 impl Access {
-    /// Opens the socket of a job, and puts the command `kici` where steps can read it, below `dir`. None when this agent opens no
-    /// sockets. Without `git` the job gets no credentials. `inside`: git runs in a container, where our program is elsewhere.
+    /// Opens the socket of a job whose [`places`] are made. None when this agent opens no sockets. Without `git` the job gets no
+    /// credentials. `inside`: git runs in a container, where our program is elsewhere.
     ///
     /// # Errors
     /// A message for the job.
@@ -113,26 +113,13 @@ impl Access {
         let mut git = git.unwrap_or_default();
         let insecure = without_insecure(&mut git, config.git_allow_insecure_http);
         let urls = git.hosts.iter().map(|host| format!("{}://{}", host.protocol, host.host)).collect();
-        let bin = dir.join("scratch/bin");
-        let (parent, made, target) = (config.runtime_dir.join("j"), bin.clone(), program.to_owned());
-        let places = tokio::task::spawn_blocking(move || {
-            let link = || {
-                std::fs::create_dir_all(&made)?;
-                std::os::unix::fs::symlink(target, made.join("kici"))
-            };
-            link().map_err(|error| format!("the command `kici` cannot be put into {}: {error}", made.display()))?;
-            std::fs::create_dir_all(&parent).map_err(|error| {
-                format!("{}: {error}; set runtime_dir to a directory of the agent's", parent.display())
-            })
-        });
-        places.await.map_err(|error| error.to_string())??;
         let door = services.open(opening(socket_dir(config, job), git)).await?;
         let (helper, socket) = match inside {
             true => (Path::new(container::PROGRAM), Path::new(container::SOCKET)),
             false => (program, door.socket()),
         };
         let helper = HelperConfig::new(helper, socket, urls, config.git_inherit_host_helpers);
-        Ok(Some(Self { program: program.to_owned(), door, helper, bin, insecure }))
+        Ok(Some(Self { program: program.to_owned(), door, helper, bin: bin(dir), insecure }))
     }
 
     /// Lets the user of the steps reach the socket and the command.
@@ -162,6 +149,29 @@ impl Access {
     pub async fn close(self) {
         self.door.close().await;
     }
+}
+
+/// Makes what the socket of a job needs: puts the command `kici` where steps can read it, below `dir`, and makes way for the
+/// directory `socket`, which an earlier process may have left. Blocks.
+///
+/// # Errors
+/// A message for the job.
+pub fn places(program: &Path, dir: &Path, socket: &Path) -> Result<(), String> {
+    let bin = bin(dir);
+    std::fs::create_dir_all(&bin)
+        .and_then(|()| std::os::unix::fs::symlink(program, bin.join("kici")))
+        .map_err(|error| format!("the command `kici` cannot be put into {}: {error}", bin.display()))?;
+    let parent = socket.parent().unwrap_or(socket);
+    std::fs::create_dir_all(parent)
+        .map_err(|error| format!("{}: {error}; set runtime_dir to a directory of the agent's", parent.display()))?;
+    match std::fs::remove_dir_all(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("{}: {error}", socket.display())),
+        _ => Ok(()),
+    }
+}
+
+fn bin(dir: &Path) -> PathBuf {
+    dir.join("scratch/bin")
 }
 
 /// Takes out the hosts whose connection is not encrypted, unless that is allowed, and returns them. Without the source's host,

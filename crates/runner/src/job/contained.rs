@@ -2,27 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use kici_engine::jobspec::JobSpec;
 use kici_engine::state::{FailureReason, JobStatus, StepStatus};
 use tokio::time::{Instant, sleep_until};
 
 use super::Ctx;
-use crate::confine::JobConfinement;
-use crate::container::{Entered, Inside, JobContainers, Notes, SOCKET, Wanted};
+use crate::container::{Entered, JobContainers, Notes, Wanted};
 use crate::credentials::Access;
 use crate::key::container_key;
 use crate::lines::Lines;
 use crate::ports::{Reporter, StepReport};
 use crate::spool::StepLog;
-use crate::steps::environment::DEFAULT_PATH;
-use crate::steps::{self, Outcome};
+use crate::steps::Outcome;
 use crate::stop::stopped;
-
-/// Where `kici` is inside.
-const BIN: &str = "/opt/kici";
 
 /// What a job has of containers when it starts.
 #[derive(Default)]
@@ -158,55 +152,6 @@ impl Ctx {
             let _ = self.inside.set(Arc::clone(&entered.inside));
         }
         Ok(Contained { entered, variables: job.variables })
-    }
-
-    /// A job whose steps run in a container: its environment is that of the image, and what names files names them in there.
-    #[allow(clippy::too_many_arguments, reason = "the parts of a job, each made elsewhere")]
-    pub(super) fn prepare_inside(
-        &self,
-        spec: JobSpec,
-        workspace: PathBuf,
-        scratch: PathBuf,
-        access: Option<&Access>,
-        confine: Arc<JobConfinement>,
-        inside: Arc<Inside>,
-        env: BTreeMap<String, String>,
-        variables: BTreeMap<String, String>,
-        mut job_facing: Vec<(&'static str, String)>,
-    ) -> steps::Job {
-        if let Some((_, event)) = job_facing.iter_mut().find(|(name, _)| *name == "KICI_EVENT_PATH") {
-            inside.bring(Path::new(event));
-            *event = inside.place(Path::new(event)).display().to_string();
-        }
-        let mut host = env;
-        host.extend(variables);
-        if access.is_some() {
-            job_facing.push(("KICI_SOCK", SOCKET.to_owned()));
-            let path = host.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-            let path = format!("{BIN}:{path}");
-            host.insert("PATH".to_owned(), path);
-            // Nobody is there to be asked.
-            host.insert("GIT_TERMINAL_PROMPT".to_owned(), "0".to_owned());
-        }
-        steps::Job {
-            spec,
-            workspace,
-            scratch,
-            host,
-            job_facing,
-            git_config: access.map_or_else(Vec::new, |access| access.helper.keys().to_vec()),
-            agent: self.agent.clone(),
-            masker: Arc::clone(&self.masker),
-            spool: Arc::clone(&self.spool),
-            clock: Arc::clone(&self.clock),
-            step_timeout: self.config.default_step_timeout,
-            deadline: None,
-            confine,
-            container: Some(inside),
-            orphan_cleanup: true,
-            // What it would save and fetch lies in the container.
-            stash: None,
-        }
     }
 
     /// Ends what is left in the container of the job, and judges the end of the job by what it used.

@@ -9,17 +9,11 @@ use kici_engine::jobspec::JobSpec;
 use super::Ctx;
 use super::contained::Contained;
 use crate::confine::JobConfinement;
-use crate::container::Entered;
+use crate::container::{Entered, RUNTIME, SOCKET};
 use crate::credentials::Access;
 use crate::stash::Stash;
 use crate::steps;
 use crate::steps::environment::{DEFAULT_PATH, job_facing};
-
-/// Whether a job restores, saves, takes or hands over files.
-pub(super) fn keeps_files(spec: &JobSpec) -> bool {
-    let mut steps = spec.steps.iter().chain(&spec.init);
-    !spec.cache.is_empty() || spec.artifacts != Default::default() || steps.any(|step| !step.cache.is_empty())
-}
 
 impl Ctx {
     /// Everything that user code will find, short of running it.
@@ -36,25 +30,39 @@ impl Ctx {
     ) -> io::Result<steps::Job> {
         let mut job_facing = job_facing(self.key.run, self.key.job, &spec, &scratch)?;
         let Contained { entered, variables } = contained;
-        if let Some(Entered { inside, env }) = entered {
-            return Ok(
-                self.prepare_inside(spec, workspace, scratch, access, confine, inside, env, variables, job_facing)
-            );
-        }
-        if let Some((_, event)) = job_facing.iter().find(|(name, _)| *name == "KICI_EVENT_PATH") {
-            confine.give(Path::new(event))?;
-        }
-        for dir in [workspace.parent(), Some(&*scratch)].into_iter().flatten() {
-            confine.open_way(dir)?;
-        }
-        confine.give_all(&workspace)?;
-        let mut host = self.config.host_env.clone();
+        let (mut host, inside) = match entered {
+            Some(Entered { inside, env }) => (env, Some(inside)),
+            None => (self.config.host_env.clone(), None),
+        };
         host.extend(variables);
+        let event = job_facing.iter_mut().find(|(name, _)| *name == "KICI_EVENT_PATH");
+        match &inside {
+            // What names files names them in there.
+            Some(inside) => {
+                if let Some((_, event)) = event {
+                    inside.bring(Path::new(event));
+                    *event = inside.place(Path::new(event)).display().to_string();
+                }
+            }
+            None => {
+                if let Some((_, event)) = event {
+                    confine.give(Path::new(event))?;
+                }
+                for dir in [workspace.parent(), Some(&*scratch)].into_iter().flatten() {
+                    confine.open_way(dir)?;
+                }
+                confine.give_all(&workspace)?;
+                access.map_or(Ok(()), |access| access.give(&confine))?;
+            }
+        }
         if let Some(access) = access {
-            access.give(&confine)?;
-            job_facing.push(("KICI_SOCK", access.socket().display().to_string()));
+            let (bin, socket) = match &inside {
+                Some(_) => (Path::new(RUNTIME), Path::new(SOCKET)),
+                None => (&*access.bin, access.socket()),
+            };
+            job_facing.push(("KICI_SOCK", socket.display().to_string()));
             let path = host.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-            let path = format!("{}:{path}", access.bin.display());
+            let path = format!("{}:{path}", bin.display());
             host.insert("PATH".to_owned(), path);
             // Nobody is there to be asked.
             host.insert("GIT_TERMINAL_PROMPT".to_owned(), "0".to_owned());
@@ -73,8 +81,8 @@ impl Ctx {
             step_timeout: self.config.default_step_timeout,
             deadline: None,
             confine,
-            container: None,
-            orphan_cleanup: self.config.isolation.orphan_cleanup,
+            orphan_cleanup: self.config.isolation.orphan_cleanup || inside.is_some(),
+            container: inside,
             stash: Some(stash),
         })
     }

@@ -17,10 +17,6 @@ pub(super) fn keys(workflow: &Workflow, jobs: &BTreeSet<usize>) -> Vec<String> {
             (job.concurrency.is_some(), "`concurrency` is ignored: jobs run one after the other"),
             (job.retry.is_some(), "`retry` is ignored: a job that fails has failed"),
             (
-                job.generate.is_some(),
-                "the jobs that it makes are judged and not run: only an orchestrator adds jobs to a run",
-            ),
-            (
                 job.checkout.path.is_some() || job.checkout.git_ref.is_some(),
                 "`checkout` is ignored: the files are those that are there",
             ),

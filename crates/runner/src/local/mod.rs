@@ -6,6 +6,7 @@
 
 mod board;
 mod ignored;
+mod invoke;
 #[cfg(test)]
 mod tests;
 
@@ -16,10 +17,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use kici_engine::compile::compile_fragment;
 use kici_engine::event::Event;
 use kici_engine::ids::{IdSource, JobId, RunId};
-use kici_engine::lock::Workflow;
+use kici_engine::lock::{self, Workflow};
 use kici_engine::plan::{self, JobRef, PlanError, Planned, RunInfo, Scope};
 use kici_engine::state::{FailureReason, JobStatus, RunStatus};
 use kici_engine::time::Clock;
@@ -62,6 +64,8 @@ pub struct Settings {
     pub step_timeout: Duration,
     /// Only this job and what it needs.
     pub only: Option<String>,
+    /// The workflows of the repository; those that listen to the event of a job with `invoke` run as part of it.
+    pub workflows: Arc<Vec<Workflow>>,
 }
 
 /// Hears how a local run goes.
@@ -144,7 +148,16 @@ pub async fn run(
     let repo = event.repo.as_deref().unwrap_or_default();
     let (git_ref, sha) = (event.git_ref.as_deref(), event.sha.as_deref().unwrap_or_default());
     let run = RunInfo { id: RunId::mint(&*settings.ids), repo, git_ref, sha, attempt: 1 };
-    let scope = Scope { workflow, event, run };
+    run_of(settings, Scope { workflow, event, run }, screen, stop).await
+}
+
+async fn run_of(
+    settings: &Settings,
+    scope: Scope<'_>,
+    screen: &dyn Screen,
+    stop: &watch::Receiver<Stop>,
+) -> Result<Summary, LocalError> {
+    let workflow = scope.workflow;
     let plan = match plan::plan_run(scope, &plan::Fleet::default())? {
         Planned::Run(plan) => plan,
         Planned::Declined { reason } => return Err(LocalError::Declined { workflow: workflow.name.clone(), reason }),
@@ -164,12 +177,12 @@ pub async fn run(
         board.start(at);
         screen.job_starts(&board.entries()[at]);
         let start = Instant::now();
-        let job = Job { settings, shelf: &shelf, scope, board: &board, at, screen };
-        let outcome = tokio::select! {
-            outcome = job.run(&mut told) => outcome?,
-            never = relay(stop.clone(), &tell, limit) => match never {},
+        let job = Job { settings, shelf: &shelf, scope: board.scope(), board: &board, at, screen };
+        let (outcome, made) = tokio::select! {
+            ended = job.run(&mut told) => ended?,
+            never = relay(stop.clone(), &tell, limit, over_limit()) => match never {},
         };
-        board.finish(at, &outcome);
+        board.finish(at, &outcome, made);
         took.insert(at, start.elapsed());
         screen.job_ends(&board.entries()[at], start.elapsed());
     }
@@ -195,11 +208,12 @@ fn over_limit() -> (FailureReason, String) {
     (FailureReason::WorkflowTimeout, "the run took longer than its limit".to_owned())
 }
 
-/// Passes on what the run is told, and tells it that its time is up.
+/// Passes on what a run, or a job, is told, and tells it that its time is up, in these words.
 async fn relay(
     mut stop: watch::Receiver<Stop>,
     tell: &watch::Sender<Stop>,
     limit: Option<Instant>,
+    over: (FailureReason, String),
 ) -> std::convert::Infallible {
     let late = async {
         match limit {
@@ -215,7 +229,7 @@ async fn relay(
             changed = stop.changed(), if open => open = changed.is_ok(),
             () = &mut late, if !timed => {
                 timed = true;
-                let (reason, message) = over_limit();
+                let (reason, message) = over.clone();
                 strengthen(tell, Stop::Graceful { reason, message, grace: DEFAULT_GRACE, more_steps: true });
             }
             else => std::future::pending().await,
@@ -236,33 +250,51 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    async fn run(&self, stop: &mut watch::Receiver<Stop>) -> Result<Outcome, LocalError> {
-        let dir = self.settings.scratch.join(format!("job-{}", self.at));
-        let io = |path: &Path, error: io::Error| LocalError::Io { path: path.to_owned(), error };
-        let job = match self.prepare(&dir) {
-            Ok(Ok(job)) => job,
-            Ok(Err(message)) => return Ok(Outcome::new(JobStatus::Failed, Some(FailureReason::ExprError), message)),
-            Err(error) => return Err(io(&dir, error)),
-        };
-        let show = Show {
-            job: &self.board.entries()[self.at].plan.name,
-            screen: self.screen,
-            spool: &job.spool,
-            workflow: self.scope.workflow,
-            job_index: self.board.entries()[self.at].plan.job_index,
-            turn: Mutex::new(()),
-        };
-        let work = async {
-            let outcome = match steps::prepare(&job, &show, stop).await {
-                Some(outcome) => outcome,
-                None => steps::run(&job, &show, stop).await,
+    /// How it ended, and the jobs that it made.
+    async fn run(&self, stop: &mut watch::Receiver<Stop>) -> Result<(Outcome, Option<Vec<lock::Job>>), LocalError> {
+        if let Some(invocation) = self.board.entries()[self.at].invocation() {
+            return Ok((self.invoke(invocation, stop).await?, None));
+        }
+        self.own_steps(stop).await
+    }
+
+    /// Runs the steps of the job itself. Apart, since what they need of the stack is there only while they run: runs in runs go
+    /// deep.
+    fn own_steps<'b>(
+        &'b self,
+        stop: &'b mut watch::Receiver<Stop>,
+    ) -> BoxFuture<'b, Result<(Outcome, Option<Vec<lock::Job>>), LocalError>> {
+        Box::pin(async move {
+            let dir = self.settings.scratch.join(format!("job-{}", self.at));
+            let io = |path: &Path, error: io::Error| LocalError::Io { path: path.to_owned(), error };
+            let job = match self.prepare(&dir) {
+                Ok(Ok(job)) => job,
+                Ok(Err(message)) => {
+                    return Ok((Outcome::new(JobStatus::Failed, Some(FailureReason::ExprError), message), None));
+                }
+                Err(error) => return Err(io(&dir, error)),
             };
-            job.spool.close();
-            outcome
-        };
-        let (outcome, shown) = tokio::join!(work, show.follow());
-        shown.map_err(|error| io(&dir, error))?;
-        Ok(outcome)
+            let show = Show {
+                job: &self.board.entries()[self.at].plan.name,
+                screen: self.screen,
+                spool: &job.spool,
+                workflow: self.scope.workflow,
+                job_index: self.board.entries()[self.at].plan.job_index,
+                turn: Mutex::new(()),
+                made: Mutex::default(),
+            };
+            let work = async {
+                let outcome = match steps::prepare(&job, &show, stop).await {
+                    Some(outcome) => outcome,
+                    None => steps::run(&job, &show, stop).await,
+                };
+                job.spool.close();
+                outcome
+            };
+            let (outcome, shown) = tokio::join!(work, show.follow());
+            shown.map_err(|error| io(&dir, error))?;
+            Ok((outcome, show.made.into_inner().unwrap_or_else(PoisonError::into_inner)))
+        })
     }
 
     /// The job as the engine of steps wants it; the inner error fails the job.
@@ -346,6 +378,8 @@ struct Show<'a> {
     job_index: usize,
     /// Two tasks show; the lines of a step must not change places.
     turn: Mutex<()>,
+    /// The jobs that it made.
+    made: Mutex<Option<Vec<lock::Job>>>,
 }
 
 impl Show<'_> {
@@ -388,10 +422,11 @@ impl Reporter for Show<'_> {
     async fn generated(&self, document: Vec<u8>) -> Generated {
         let judged = compile_fragment(self.workflow, self.job_index, &document).map_err(|error| error.to_string());
         match judged.and_then(|jobs| plan::merge(self.workflow, self.job_index, jobs.clone()).map(|_| jobs)) {
-            Ok(jobs) => Generated::Nowhere(format!(
-                "its {} jobs are sound and are not run: this run is local, only an orchestrator adds jobs to a run",
-                jobs.len()
-            )),
+            Ok(jobs) => {
+                let count = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
+                *self.made.lock().unwrap_or_else(PoisonError::into_inner) = Some(jobs);
+                Generated::Kept(count)
+            }
             Err(why) => Generated::Refused(why),
         }
     }

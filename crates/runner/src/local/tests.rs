@@ -108,6 +108,7 @@ impl World {
             ids: Arc::new(Ids(1.into())),
             step_timeout: Duration::from_secs(60),
             only: None,
+            workflows: Arc::default(),
         };
         Self { dir, settings }
     }
@@ -254,6 +255,113 @@ async fn what_only_an_orchestrator_does_is_named_and_jobs_see_the_variables_of_a
     let summary = world.go(source, &heard).await.expect("a run");
     assert_eq!((summary.status, heard.all().len()), (RunStatus::Failed, 1), "{:?}", heard.all());
     assert!(heard.all()[0].starts_with("! job `b`: `runs_on_all` finds no hosts"), "{:?}", heard.all());
+}
+
+const MAKER: &str = r#"
+name: maker
+on: push
+defaults: { runs_on: x, env: { D: default }, working_directory: sub }
+hooks: { cleanup: { run: 'echo "joined: $S"', env: { S: "${{ needs.join.status }}" }, working_directory: "." } }
+jobs:
+  build: { outputs: { v: "7" }, run: "true" }
+  plan:
+    needs: build
+    generate: { group: shards, run: 'cat ../jobs.json > "$KICI_JOBS"' }
+  join:
+    needs: [{ group: shards, when: always }, plan]
+    env: { S: "${{ needs.shards.status }} ${{ needs.shards.outputs.one }}" }
+    run: echo "joined $S"
+  none: { generate: { run: 'echo "{\"jobs\": []}" > "$KICI_JOBS"' } }
+  after: { needs: { group: none }, run: 'echo after nothing' }
+"#;
+
+/// Generated jobs are part of a local run, as they are of one of an orchestrator, with defaults and step files.
+#[tokio::test]
+async fn jobs_that_a_job_makes_run() {
+    let (mut world, heard) = (World::new(), Heard::default());
+    std::fs::create_dir(world.settings.workspace.join("sub")).expect("made");
+    let jobs = r#"{"jobs": [
+      {"name": "one", "needs": "build", "matrix": {"n": [1, 2]}, "outputs": {"one": "${{ steps.s.outputs.w }}"},
+       "env": {"V": "${{ needs.build.outputs.v }}"},
+       "steps": [{"id": "s", "use": "./.kici/steps/say.yaml", "with": {"word": "${{ env.V }}"}}]},
+      {"name": "two", "needs": [{"job": "one", "when": "always"}], "run": "echo two $D in $(basename $PWD); exit 1"}]}"#;
+    std::fs::write(world.settings.workspace.join("jobs.json"), jobs).expect("written");
+    let part = "inputs: { word: {} }\noutputs: { w: \"${{ steps.o.outputs.w }}\" }\nsteps:\n  - { id: o, run: 'echo \"say $INPUT_WORD\"; echo w=$INPUT_WORD >> \"$KICI_OUTPUT\"' }\n";
+    let files = [("ci.yaml", MAKER), (".kici/steps/say.yaml", part)];
+    let set = kici_engine::compile::compile_set(&files.map(|(path, text)| (path.to_owned(), text.to_owned())));
+    assert_eq!(set.diagnostics().count(), 0, "{:?}", set.diagnostics().collect::<Vec<_>>());
+    let workflow = set.workflows().next().expect("a workflow");
+    let (_tell, stop) = watch::channel(Stop::Run);
+    let summary = run(&world.settings, workflow, &event(), &heard, &stop).await.expect("a run");
+    let mut found = statuses(&summary);
+    found.sort();
+    let expected = [
+        "_hooks success",
+        "after success",
+        "build success",
+        "join success",
+        "none success",
+        "one (1) success",
+        "one (2) success",
+        "plan success",
+        "two failed",
+    ];
+    assert_eq!(found, expected, "{:#?}", heard.all());
+    let said = heard.all();
+    for line in ["one (2)| say 7", "two| two default in sub", "join| joined failed 7", "after| after nothing"] {
+        assert!(said.contains(&line.to_owned()), "{line}: {said:#?}");
+    }
+    assert!(said.iter().any(|line| line.ends_with("| joined: success")), "{said:#?}");
+
+    // One job brings the jobs that it needs, made ones too. Each run has files of its own.
+    let scratch = world.settings.scratch.clone();
+    world.settings.scratch = scratch.join("second");
+    world.settings.only = Some("join".into());
+    let summary = run(&world.settings, workflow, &event(), &Heard::default(), &stop).await.expect("a run");
+    assert_eq!(summary.jobs.len(), 6, "{:?}", statuses(&summary));
+
+    // What may not join fails its maker.
+    world.settings.scratch = scratch.join("third");
+    world.settings.only = None;
+    std::fs::write(world.settings.workspace.join("jobs.json"), r#"{"jobs": [{"name": "build", "run": "x"}]}"#)
+        .expect("written");
+    let summary = run(&world.settings, workflow, &event(), &Heard::default(), &stop).await.expect("a run");
+    let maker = summary.jobs.iter().find(|job| job.entry.plan.name == "plan").expect("a job");
+    assert_eq!(maker.entry.reason, Some(FailureReason::DynamicEval), "{}", maker.entry.message);
+    let join = summary.jobs.iter().find(|job| job.entry.plan.name == "join").expect("a job");
+    assert_eq!(join.entry.status, JobStatus::Skipped);
+}
+
+#[tokio::test]
+async fn a_job_runs_the_workflows_that_listen_and_is_judged_by_them() {
+    let mut world = World::new();
+    let compiled = |source: &str| {
+        let compiled = compile_file("ci.yaml", source);
+        assert_eq!(compiled.diagnostics, []);
+        compiled.workflows
+    };
+    let listeners = "name: good\non: { event: [{ name: go }, { name: mixed }] }\njobs: { a: { runs_on: x, env: { V: '${{ event.payload.v }}' }, run: echo \"v $V $KICI_SHA\" } }\n---\nname: bad\non: { event: { name: mixed } }\njobs: { a: { runs_on: x, run: exit 1 } }\n---\nname: circle\non: { event: { name: round } }\njobs: { again: { invoke: { event: round, optional: true } } }\n---\nname: slow\non: { event: { name: slow } }\njobs: { a: { runs_on: x, run: sleep 1000 } }\n";
+    world.settings.workflows = Arc::new(compiled(listeners));
+    for (invoke, status, reason) in [
+        ("event: go, payload: { v: \"${{ branch }}\" }", JobStatus::Success, None),
+        ("event: mixed, payload: { v: 1 }", JobStatus::Failed, Some(FailureReason::InvokeFailed)),
+        ("event: nobody", JobStatus::Failed, Some(FailureReason::InvokeFailed)),
+        ("event: nobody, optional: true", JobStatus::Success, None),
+        ("event: round, optional: true", JobStatus::Failed, Some(FailureReason::InvokeFailed)),
+    ] {
+        let heard = Heard::default();
+        let source = format!("on: push\njobs:\n  call: {{ invoke: {{ {invoke} }} }}\n");
+        let summary = world.go(&source, &heard).await.expect("a run");
+        let call = &summary.jobs[0].entry;
+        assert_eq!((call.status, call.reason), (status, reason), "{invoke}: {} {:?}", call.message, heard.all());
+        if invoke.starts_with("event: go") {
+            assert!(heard.all().contains(&format!("good/a| v main {}", "a".repeat(40))), "{:?}", heard.all());
+        }
+    }
+    let source = "on: push\njobs:\n  call: { timeout: 1s, invoke: { event: slow } }\n";
+    let summary = world.go(source, &Heard::default()).await.expect("a run");
+    assert_eq!(summary.jobs[0].entry.reason, Some(FailureReason::JobTimeout));
+    assert_eq!(summary.status, RunStatus::Failed);
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ async fn a_new_upload_starts_at_what_was_acknowledged() {
 }
 
 #[tokio::test]
-async fn over_the_limit_the_head_and_the_newest_lines_stay() {
+async fn complaint_40_over_the_limit_the_head_and_the_newest_lines_stay() {
     let dir = tempfile::tempdir().expect("a directory");
     let limits = Limits { max_step_bytes: 2_000, ..WIDE };
     let spool = Spool::create(&dir.path().join("s"), limits).expect("made");

@@ -19,10 +19,10 @@ const WAITING: usize = 8;
 
 /// Digest and size of what went by.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Meter(Arc<Mutex<(Sha256, u64)>>);
+pub(crate) struct Meter(Arc<Mutex<(Sha256, u64)>>);
 
 impl Meter {
-    pub(super) fn count(&self, bytes: &[u8]) -> u64 {
+    pub(crate) fn count(&self, bytes: &[u8]) -> u64 {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.0.update(bytes);
         state.1 += bytes.len() as u64;
@@ -30,14 +30,14 @@ impl Meter {
     }
 
     /// SHA-256 (hex) and bytes.
-    pub(super) fn read(&self) -> (String, u64) {
+    pub(crate) fn read(&self) -> (String, u64) {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (hex::encode(state.0.clone().finalize()), state.1)
     }
 }
 
 /// What is written comes out of the stream, in pieces.
-pub(super) fn outward(max_bytes: u64) -> (Outward, Pieces, Meter) {
+pub(crate) fn outward(max_bytes: u64) -> (Outward, Pieces, Meter) {
     let (sender, receiver) = mpsc::channel(WAITING);
     let meter = Meter::default();
     let writer = Outward { sender, piece: BytesMut::with_capacity(PIECE), meter: meter.clone(), max_bytes };
@@ -46,7 +46,7 @@ pub(super) fn outward(max_bytes: u64) -> (Outward, Pieces, Meter) {
 
 /// The writing end. What is dropped without [`Outward::close`] ends the stream with an error, so that half an archive is never
 /// taken for a whole one.
-pub(super) struct Outward {
+pub(crate) struct Outward {
     sender: mpsc::Sender<Result<Bytes, io::Error>>,
     piece: BytesMut,
     meter: Meter,
@@ -67,14 +67,14 @@ impl Outward {
 }
 
 /// Ends the stream well.
-pub(super) struct Closer(mpsc::Sender<Result<Bytes, io::Error>>, bool);
+pub(crate) struct Closer(mpsc::Sender<Result<Bytes, io::Error>>, bool);
 
 impl Closer {
-    pub(super) fn of(writer: &Outward) -> Self {
+    pub(crate) fn of(writer: &Outward) -> Self {
         Self(writer.sender.clone(), false)
     }
 
-    pub(super) fn close(mut self) {
+    pub(crate) fn close(mut self) {
         self.1 = true;
     }
 }
@@ -104,7 +104,7 @@ impl Write for Outward {
 }
 
 /// The reading end of a stream; the other one is to be driven by [`Inward::fill`].
-pub(super) struct Inward {
+pub(crate) struct Inward {
     receiver: mpsc::Receiver<Result<Bytes, io::Error>>,
     piece: Bytes,
     meter: Meter,
@@ -112,14 +112,14 @@ pub(super) struct Inward {
 }
 
 /// A reader of at most `max_bytes`, and what fills it.
-pub(super) fn inward(max_bytes: u64) -> (Inward, mpsc::Sender<Result<Bytes, io::Error>>, Meter) {
+pub(crate) fn inward(max_bytes: u64) -> (Inward, mpsc::Sender<Result<Bytes, io::Error>>, Meter) {
     let (sender, receiver) = mpsc::channel(WAITING);
     let meter = Meter::default();
     (Inward { receiver, piece: Bytes::new(), meter: meter.clone(), max_bytes }, sender, meter)
 }
 
 /// Passes the pieces on until they end or nobody wants them.
-pub(super) async fn fill(mut pieces: Pieces, into: mpsc::Sender<Result<Bytes, io::Error>>) {
+pub(crate) async fn fill(mut pieces: Pieces, into: mpsc::Sender<Result<Bytes, io::Error>>) {
     while let Some(piece) = pieces.next().await {
         let failed = piece.is_err();
         if into.send(piece).await.is_err() || failed {

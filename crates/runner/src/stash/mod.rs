@@ -2,7 +2,8 @@
 //! what steps ask for over the socket of the job.
 
 mod depot;
-mod flow;
+pub(crate) mod flow;
+mod ground;
 pub mod local;
 mod place;
 pub mod remote;
@@ -11,7 +12,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -21,8 +22,10 @@ use tokio::sync::Semaphore;
 
 pub use depot::{Archive, Depot, DepotError, Pieces, Place, Target};
 
-use crate::archive::{self, ArchiveError, Dir, Item, Limits, Links};
+use crate::archive::{self, ArchiveError, Dir, Limits, Links, Patterns};
 use crate::confine::JobConfinement;
+use crate::container::Inside;
+use ground::{Ground, Wanted};
 
 /// Archives of one job on their way at once.
 const AT_ONCE: usize = 4;
@@ -83,10 +86,8 @@ pub enum Saved {
 /// The caches and artifacts of one job.
 pub struct Stash {
     depot: Arc<dyn Depot>,
-    workspace: PathBuf,
-    home: Option<Home>,
+    ground: Ground,
     scratch: PathBuf,
-    confine: Arc<JobConfinement>,
     turns: Semaphore,
     exact: Mutex<BTreeSet<String>>,
     limits: Limits,
@@ -126,45 +127,22 @@ impl Stash {
         confine: Arc<JobConfinement>,
     ) -> Self {
         let limits = Limits { reader: confine.user_id(), ..Limits::default() };
-        Self {
-            depot,
-            workspace,
-            home,
-            scratch,
-            confine,
-            turns: Semaphore::new(AT_ONCE),
-            exact: Mutex::default(),
-            limits,
-        }
+        Self::on(Ground::Host { workspace, home, confine }, depot, scratch, limits)
     }
 
-    fn root(&self, root: Root) -> Option<&Path> {
-        match root {
-            Root::Workspace => Some(&self.workspace),
-            Root::Home => self.home.as_ref().map(|home| home.dir.as_path()),
-        }
+    /// For files of a job in a container; `inside` is set when that runs.
+    pub fn inside(depot: Arc<dyn Depot>, inside: Arc<OnceLock<Arc<Inside>>>, scratch: PathBuf) -> Self {
+        Self::on(Ground::Inside(inside), depot, scratch, Limits::default())
+    }
+
+    fn on(ground: Ground, depot: Arc<dyn Depot>, scratch: PathBuf, limits: Limits) -> Self {
+        let turns = Semaphore::new(AT_ONCE);
+        Self { depot, ground, scratch, turns, exact: Mutex::default(), limits }
     }
 
     /// Whether a restore found this very key: then there is nothing to save under it.
     pub fn found_exactly(&self, key: &str) -> bool {
         self.exact.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
-    }
-
-    /// The paths that have a root here, and a note on those that have none.
-    fn rooted(&self, paths: &[String]) -> Result<(Vec<CachePath>, Vec<String>), StashError> {
-        let mut rooted = Vec::new();
-        let mut notes = Vec::new();
-        for text in paths {
-            let path = CachePath::parse(text).map_err(|error| StashError::Bad(format!("path `{text}`: {error}")))?;
-            if path.root == Root::Home && self.home.as_ref().is_some_and(|home| !home.admits(&path.path)) {
-                return Err(StashError::Bad(format!("path `{path}`: steps may not write there")));
-            }
-            match self.root(path.root) {
-                Some(_) => rooted.push(path),
-                None => notes.push(format!("`{path}` is left out: the home directory does not outlive a command here")),
-            }
-        }
-        Ok((rooted, notes))
     }
 
     /// Puts the files of an entry where they were. Exactly the paths are replaced, nothing beside or above them.
@@ -175,7 +153,7 @@ impl Stash {
         for text in std::iter::once(key).chain(restore_keys.iter().map(String::as_str)) {
             check_key(text).map_err(|error| StashError::Bad(format!("key `{}`: {error}", text.escape_debug())))?;
         }
-        let (paths, notes) = self.rooted(paths)?;
+        let (paths, notes) = self.ground.rooted(paths)?;
         let _turn = self.turns.acquire().await;
         let mut attempt = 0;
         loop {
@@ -192,22 +170,11 @@ impl Stash {
                 }
                 Err(error) => return Err(error),
             };
-            let moves: Vec<place::Move> = paths
-                .iter()
-                .filter_map(|path| {
-                    let from = scratch.dir.join(path.root.anchor()).join(&path.path);
-                    let present = from.symlink_metadata().is_ok();
-                    let root = self.root(path.root)?;
-                    present.then(|| place::Move { from, root: root.to_owned(), to: path.path.clone() })
-                })
-                .collect();
+            let absent = self.ground.replace(&scratch.dir, &paths).await?;
             let mut notes = notes;
-            let absent = paths.len() - moves.len();
             if absent > 0 {
                 notes.push(format!("{absent} of the paths are not in the entry"));
             }
-            let confine = Arc::clone(&self.confine);
-            blocking(move || place::replace(&moves, &confine)).await?;
             let exact = matched == key;
             if exact {
                 self.exact.lock().unwrap_or_else(PoisonError::into_inner).insert(matched.clone());
@@ -226,25 +193,19 @@ impl Stash {
         if self.found_exactly(key) {
             return Ok(Saved::Exists);
         }
-        let (paths, mut notes) = self.rooted(paths)?;
-        let there = |path: &&CachePath| {
-            self.root(path.root).is_some_and(|root| root.join(&path.path).symlink_metadata().is_ok())
-        };
-        if !paths.iter().any(|path| there(&path)) {
+        let (paths, mut notes) = self.ground.rooted(paths)?;
+        if !self.ground.any_there(&paths).await? {
             return Ok(Saved::Empty);
         }
         // What lies in another path is in it already.
         let outer = |path: &&CachePath| !paths.iter().any(|other| other != *path && other.holds(path));
-        let items: Vec<(PathBuf, String, &'static str)> = paths
-            .iter()
-            .filter(outer)
-            .filter_map(|path| Some((self.root(path.root)?.to_owned(), path.path.clone(), path.root.anchor())))
-            .collect();
+        let items = paths.iter().filter(outer).map(|path| (path.root, path.path.clone(), path.root.anchor()));
+        let items: Vec<Wanted> = items.collect();
         let _turn = self.turns.acquire().await;
         let mut attempt = 0;
         loop {
             let Some(target) = self.depot.begin_cache(key).await? else { return Ok(Saved::Exists) };
-            let sent = self.send(&target, items.clone(), Links::Any).await;
+            let sent = self.send(&target, &items, Links::Any).await;
             let committed = match sent {
                 Ok((sha256, packed, size)) => match self.depot.commit_cache(&target, key, &sha256).await {
                     Ok(true) => {
@@ -282,20 +243,16 @@ impl Stash {
                 .map_err(|error| StashError::Bad(format!("path `{}`: {error}", text.escape_debug())))?;
             clean.push(pattern);
         }
-        let workspace = self.workspace.clone();
-        let found = blocking(move || archive::matching(&workspace, &clean)).await?;
-        let present: Vec<String> =
-            found.into_iter().filter(|path| self.workspace.join(path).symlink_metadata().is_ok()).collect();
+        let present = self.ground.matching(Patterns::of(&clean)?).await?;
         if present.is_empty() {
             return Ok(Saved::Empty);
         }
-        let items: Vec<(PathBuf, String, &'static str)> =
-            present.into_iter().map(|path| (self.workspace.clone(), path, "")).collect();
+        let items: Vec<Wanted> = present.into_iter().map(|path| (Root::Workspace, path, "")).collect();
         let _turn = self.turns.acquire().await;
         let mut attempt = 0;
         loop {
             let target = self.depot.begin_artifact(name, expire_in_ms).await?;
-            let failed = match self.send(&target, items.clone(), Links::Inside).await {
+            let failed = match self.send(&target, &items, Links::Inside).await {
                 Ok((sha256, packed, size)) => match self.depot.commit_artifact(&target, name, &sha256).await {
                     Ok(()) => {
                         let notes = missing(&packed);
@@ -330,8 +287,7 @@ impl Stash {
             };
             match self.fetch(&found, Links::Inside).await {
                 Ok(scratch) => {
-                    let (dir, root, confine) = (scratch.dir.clone(), self.workspace.clone(), Arc::clone(&self.confine));
-                    blocking(move || place::merge(&dir, &root, &into, &confine)).await?;
+                    self.ground.merge(&scratch.dir, into).await?;
                     let done = scratch.done;
                     let matched_key = Some(name.to_owned());
                     return Ok(Restored {
@@ -361,19 +317,12 @@ impl Stash {
     async fn send(
         &self,
         target: &Target,
-        items: Vec<(PathBuf, String, &'static str)>,
+        items: &[Wanted],
         links: Links,
     ) -> Result<(String, archive::Packed, u64), StashError> {
+        let ready = self.ground.wanted(items).await?;
         let (writer, pieces, meter) = flow::outward(target.max_bytes);
-        let limits = self.limits;
-        let packing = blocking(move || {
-            let closer = flow::Closer::of(&writer);
-            let items: Vec<Item<'_>> =
-                items.iter().map(|(root, path, anchor)| Item { root, path: path.clone(), anchor }).collect();
-            let packed = archive::pack(&items, writer, limits, links)?;
-            closer.close();
-            Ok::<_, ArchiveError>(packed)
-        });
+        let packing = ready.pack(writer, self.limits, links);
         let both = async { tokio::join!(self.depot.send(target, pieces), packing) };
         let late = |_| DepotError::Unavailable("the archive was not taken in time".to_owned());
         let (sent, packed) = tokio::time::timeout(ATTEMPT_LIMIT, both).await.map_err(late)?;

@@ -79,10 +79,6 @@ impl Run<'_> {
                 self.say(log, &[text]).await?;
                 Ok(went)
             }
-            Generated::Nowhere(why) => {
-                self.say(log, &[why]).await?;
-                Ok(went)
-            }
             Generated::Refused(why) => Ok(refused(went, self.job.masker.mask_text(&why))),
         }
     }

@@ -334,7 +334,11 @@ impl<'a> Run<'a> {
     }
 
     fn functions(&self) -> Functions {
-        Functions { outcome: Some(self.standing()), hash_files: Some(crate::hash_files::in_dir(&self.job.workspace)) }
+        let hash_files = match &self.job.container {
+            Some(inside) => crate::hash_files::in_container(inside),
+            None => crate::hash_files::in_dir(&self.job.workspace),
+        };
+        Functions { outcome: Some(self.standing()), hash_files: Some(hash_files) }
     }
 
     fn render(&self, value: &Value, env: &Variables, at: Option<u32>) -> Result<String, String> {

@@ -309,7 +309,7 @@ async fn only_allowed_variables_reach_a_step() {
 }
 
 #[test]
-fn a_failure_for_want_of_memory_is_one_of_its_own_kind() {
+fn complaint_21_a_failure_for_want_of_memory_is_one_of_its_own_kind() {
     let usage = |oom_kills| kici_sys::cgroup::Usage {
         oom_kills,
         peak_memory_bytes: Some(64 << 20),

@@ -129,15 +129,30 @@ impl Fake {
     /// The next frame that `wanted` makes something of; others are passed over.
     pub async fn next<T>(&self, what: &str, mut wanted: impl FnMut(&Frame) -> Option<T>) -> T {
         let mut seen = self.seen.lock().await;
+        let mut others = VecDeque::new();
         let found = async {
             loop {
                 let frame = seen.recv().await.expect("the fake lives");
                 if let Some(found) = wanted(&frame) {
                     return found;
                 }
+                if !matches!(frame, Frame::Heartbeat(_)) {
+                    others.push_back(frame);
+                    if others.len() > 50 {
+                        others.pop_front();
+                    }
+                }
             }
         };
-        tokio::time::timeout(LIMIT, found).await.unwrap_or_else(|_| panic!("{what} did not come"))
+        let found = tokio::time::timeout(LIMIT, found).await;
+        found.unwrap_or_else(|_| panic!("{what} did not come, but {others:#?}\n{}", self.logs()))
+    }
+
+    /// The ends of all logs, for a test that failed.
+    fn logs(&self) -> String {
+        let logs = self.shared.logs.lock().expect("lock");
+        let end = |log: &Log| String::from_utf8_lossy(&log.bytes[log.bytes.len().saturating_sub(2_000)..]).into_owned();
+        logs.iter().map(|(name, log)| format!("--- {name}, sealed: {}\n{}", log.seal.is_some(), end(log))).collect()
     }
 
     pub async fn registered(&self) -> Register {
@@ -156,6 +171,7 @@ impl Fake {
             {
                 Some(update.clone())
             }
+            Frame::JobReject(reject) if reject.job.as_ref() == Some(job) => panic!("the job was rejected: {reject:?}"),
             _ => None,
         })
         .await

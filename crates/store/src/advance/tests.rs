@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kici_engine::event::Event;
 use kici_engine::ids::{RunId, SourceId};
-use kici_engine::lock::Selector;
+use kici_engine::lock::{Need, Selector};
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -165,5 +165,92 @@ proptest! {
             model.jobs[at] = to;
             settle(&mut state, &mut model)?;
         }
+    }
+}
+
+/// Jobs of a running run by base name and status; all of them have started or can have.
+fn standing() -> impl Strategy<Value = Vec<(u8, JobStatus, bool)>> {
+    let status = proptest::sample::select(vec![
+        JobStatus::Pending,
+        JobStatus::Queued,
+        JobStatus::Running,
+        JobStatus::Held,
+        JobStatus::Success,
+        JobStatus::Failed,
+        JobStatus::Skipped,
+        JobStatus::Cancelled,
+    ]);
+    proptest::collection::vec((0_u8..3, status, proptest::bool::weighted(0.2)), 1..8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, max_global_rejects: 100_000, ..ProptestConfig::default() })]
+    #[test]
+    fn of_a_quiet_end_nothing_follows_but_for_the_job_itself(
+        standing in standing(),
+        edges in proptest::collection::vec((0_u8..3, 0_u8..3, proptest::bool::ANY), 0..4),
+        fail_fast: bool,
+        end in proptest::sample::select(vec![JobEvent::Succeed, JobEvent::Fail, JobEvent::Cancel]),
+    ) {
+        let name = |base: u8| format!("b{base}");
+        let mut jobs = vec![Job { base_name: name(0), status: JobStatus::Running, started_at: Some(NOW), ..job(0, None, fail_fast) }];
+        for ((base, status, parallel), index) in standing.into_iter().zip(1..) {
+            let started_at = matches!(status, JobStatus::Running | JobStatus::Success | JobStatus::Failed).then_some(NOW);
+            // Of one job all variants say the same.
+            let max_parallel = (parallel && base != 0).then_some(1);
+            let fail_fast = fail_fast && base == 0;
+            jobs.push(Job { base_name: name(base), status, started_at, ..job(index, max_parallel, fail_fast) });
+        }
+        // Needs lead from lower numbers to higher ones.
+        let needs: Vec<NeedEdge> = edges
+            .into_iter()
+            .filter(|(up, down, _)| up < down)
+            .flat_map(|(up, down, always)| {
+                let when = if always { vec![JobStatus::Success, JobStatus::Failed, JobStatus::Cancelled] } else { vec![JobStatus::Success] };
+                let below: Vec<String> =
+                    jobs.iter().filter(|job| job.base_name == name(down)).map(|job| job.name.clone()).collect();
+                below.into_iter().map(move |job_name| NeedEdge {
+                    job_name,
+                    need: Need::on(name(up), when.clone()),
+                    generator: None,
+                    resolved: false,
+                })
+            })
+            .collect();
+        let run = Run { status: RunStatus::Running, started_at: Some(NOW), ..run() };
+        let lock = Arc::new(Vec::new());
+        let mut state = RunState::new(run, jobs, needs.clone(), BTreeMap::new());
+        // As it stood after whatever came before.
+        state.advance(NOW, Some(&Always), Some(&lock), &|| Ok(())).unwrap();
+        state.conclude(NOW);
+        let (run, jobs) = (state.run.clone(), state.jobs.clone());
+        prop_assume!(run.status == RunStatus::Running);
+        let (status, reason) = match end {
+            JobEvent::Succeed => (JobStatus::Success, None),
+            JobEvent::Fail => (JobStatus::Failed, Some(FailureReason::StepFailed)),
+            _ => (JobStatus::Cancelled, Some(FailureReason::AgentShutdown)),
+        };
+        let others: Vec<quiet::Other> = jobs[1..]
+            .iter()
+            .map(|job| quiet::Other {
+                base_name: job.base_name.clone(),
+                view: JobView { status: job.status, reason: job.failure_reason, started: job.started_at.is_some() },
+                takes_turns: job.group_name.is_some(),
+            })
+            .collect();
+        prop_assume!(quiet::is_quiet(&run, &jobs[0], &others, status));
+        let mut whole = RunState::new(run.clone(), jobs.clone(), needs, BTreeMap::new());
+        let mut alone = RunState::new(run, vec![jobs[0].clone()], Vec::new(), BTreeMap::new());
+        alone.others = others.into_iter().map(|other| other.view).collect();
+        for state in [&mut whole, &mut alone] {
+            state.apply(0, end, reason, None, NOW).unwrap();
+            let advanced = state.advance(NOW, Some(&Always), Some(&lock), &|| Ok(())).unwrap();
+            prop_assert_eq!(advanced, Advanced::Stable);
+            state.conclude(NOW);
+        }
+        let changed: Vec<&Job> = whole.changed().collect();
+        prop_assert_eq!(changed, alone.changed().collect::<Vec<_>>());
+        prop_assert_eq!(&whole.run, &alone.run);
+        prop_assert_eq!(whole.jobs.len(), jobs.len());
     }
 }

@@ -25,9 +25,11 @@ facade! {
     /// Stores an event, unless its key is known or a limit says no.
     write(Lane::emitter(&new.origin)) bus::event_emit(new: NewEvent, limits: EventLimits) -> Emitted;
     /// Claims the oldest pending events that are free and due. Claims older than `lease` count as free.
-    write(Lane::CLAIMS) bus::event_claim(limit: u32, lease: Duration) -> Vec<BusEvent>;
+    write(Lane::CLAIMS) event_claims::event_claim(limit: u32, lease: Duration) -> Vec<BusEvent>;
     /// Frees the claims of these instances; returns how many.
-    write(Lane::CLAIMS) bus::event_claims_release(instances: Vec<InstanceId>) -> u64;
+    write(Lane::CLAIMS) event_claims::event_claims_release(instances: Vec<InstanceId>) -> u64;
+    /// Gives the claims of this instance back, as at an orderly stop: they count as not taken. Returns how many.
+    write(Lane::CLAIMS) event_claims::event_claims_return() -> u64;
     /// Ends an attempt to deliver an event that this instance has claimed, with the runs that came of it.
     write(Lane::of(done.id.uuid())) bus::event_process(done: ProcessedEvent, activate: Arc<dyn Activate>) -> Processed;
     /// Keeps the claim on an event that this instance delivers, and creates runs that came of it.

@@ -146,6 +146,18 @@ pub struct BusEvent {
     pub created_at: Ts,
     /// When it was done with.
     pub finished_at: Option<Ts>,
+    /// Claims in a row that came to no end, the one of now included; 0 in lists.
+    pub claims: u32,
+}
+
+impl BusEvent {
+    /// After so many claims without an end an event is only taken while no other such one is being delivered.
+    pub const SUSPECT: i64 = 2;
+
+    /// It was taken alone, because it may be what ends processes.
+    pub fn is_suspect(&self) -> bool {
+        i64::from(self.claims) > Self::SUSPECT
+    }
 }
 
 /// Which events to list.

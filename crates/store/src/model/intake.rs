@@ -228,6 +228,18 @@ pub struct Delivery {
     pub finished_at: Option<Ts>,
     /// The request that brought it.
     pub request_id: String,
+    /// Claims in a row that came to no end, the one of now included: the process ended before the delivery did.
+    pub claims: u32,
+}
+
+impl Delivery {
+    /// After so many claims without an end a delivery is only taken while no other such one is in work.
+    pub const SUSPECT: i64 = 2;
+
+    /// It was taken alone, because it may be what ends processes.
+    pub fn is_suspect(&self) -> bool {
+        i64::from(self.claims) > Self::SUSPECT
+    }
 }
 
 /// Headers and raw body of a delivery.

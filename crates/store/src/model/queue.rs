@@ -136,7 +136,10 @@ pub struct RequeueRequest {
     pub reason: String,
     /// Deliveries that may be undone before the job fails.
     pub budget: u32,
-    /// New time limit of waiting.
+    /// It counts against the budget. One that does not (the agent took leave before it began) adds no time to wait either, so
+    /// that the limit of waiting ends what the budget does not.
+    pub counts: bool,
+    /// New time limit of waiting, if it counts.
     pub expires_at: Option<Ts>,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
-use kici_engine::ids::{EventId, InstanceId, RegistrationId, RunId};
+use kici_engine::ids::{EventId, RegistrationId, RunId};
 use kici_engine::state::JobStatus;
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
@@ -27,12 +27,9 @@ use crate::model::{
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
 
-/// Claims of an event in a row, none of which came to an end, before it is given up.
-const MAX_CLAIMS: i64 = 5;
-
 #[derive(Queryable, Selectable, Insertable)]
 #[diesel(table_name = events, check_for_backend(Db), treat_none_as_default_value = false)]
-struct EventRow {
+pub(super) struct EventRow {
     #[diesel(embed)]
     listed: ListedRow,
     payload: Doc<Json>,
@@ -44,14 +41,14 @@ struct EventRow {
 }
 
 impl EventRow {
-    fn read(self) -> Result<BusEvent, StoreError> {
+    pub(super) fn read(self) -> Result<BusEvent, StoreError> {
         let trace = self.trace.map(|trace| trace.0);
-        Ok(BusEvent { payload: self.payload.0, trace, ..self.listed.read()? })
+        Ok(BusEvent { payload: self.payload.0, trace, claims: small(self.claims), ..self.listed.read()? })
     }
 }
 
 /// A literal, so that both planners use the partial index.
-fn is_pending() -> Condition {
+pub(super) fn is_pending() -> Condition {
     Condition("events.status = 'pending'")
 }
 
@@ -246,76 +243,6 @@ pub(crate) async fn put(
     Ok((stored == 1).then_some(id))
 }
 
-pub(crate) async fn event_claim(
-    conn: &mut Conn,
-    ctx: &Ctx,
-    limit: &u32,
-    lease: &Duration,
-) -> Result<Vec<BusEvent>, StoreError> {
-    let now = DbTs::from(ctx.now);
-    let lapsed = DbTs::from(ctx.now.minus(*lease));
-    let due = events::next_attempt_at.is_null().or(events::next_attempt_at.le(now));
-    let free = events::claimed_by.is_null().or(events::claimed_at.lt(lapsed));
-    let ids: Vec<DbId> = skip_locked!(
-        events::table
-            .filter(is_pending())
-            .filter(due)
-            .filter(free)
-            .order((events::created_at, events::id))
-            .limit(i64::from(*limit))
-            .select(events::id)
-    )
-    .load(conn)
-    .await?;
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    diesel::update(events::table.filter(events::id.eq_any(&ids)))
-        .set((
-            events::claimed_by.eq(ctx.node().as_str()),
-            events::claimed_at.eq(now),
-            events::claims.eq(events::claims + 1),
-        ))
-        .execute(conn)
-        .await?;
-    bury(conn, ctx, &ids).await?;
-    let rows: Vec<EventRow> = events::table
-        .filter(events::id.eq_any(&ids))
-        .filter(is_pending())
-        .order((events::created_at, events::id))
-        .select(EventRow::as_select())
-        .load(conn)
-        .await?;
-    rows.into_iter().map(EventRow::read).collect()
-}
-
-/// Gives up events that were claimed again and again without an end of their delivery.
-async fn bury(conn: &mut Conn, ctx: &Ctx, ids: &[DbId]) -> Result<(), StoreError> {
-    let problem = format!(
-        "{MAX_CLAIMS} deliveries of it began and did not end; it may be what ends the process. See the log of the \
-         orchestrator, then retry or discard it"
-    );
-    let dead = diesel::update(events::table.filter(events::id.eq_any(ids)))
-        .filter(events::claims.gt(MAX_CLAIMS))
-        .set((
-            events::status.eq(EventStatus::Dead.as_str()),
-            events::last_error.eq(problem),
-            events::dlq_reason.eq("exhausted_retries"),
-            events::claimed_by.eq(None::<String>),
-            events::claimed_at.eq(None::<DbTs>),
-            events::finished_at.eq(DbTs::from(ctx.now)),
-        ))
-        .execute(conn)
-        .await?;
-    if dead > 0 {
-        tracing::error!(
-            events = dead,
-            "deliveries began again and again and did not end; see `kici-admin event dlq list`"
-        );
-    }
-    Ok(())
-}
-
 /// Keeps the claim on an event that this instance delivers, and creates the runs that came of it so far.
 pub(crate) async fn event_progress(
     conn: &mut Conn,
@@ -369,24 +296,6 @@ async fn add_runs(
     }
     diesel::update(events::table.find(key)).set(events::run_ids.eq(Doc(run_ids))).execute(conn).await?;
     Ok(created)
-}
-
-pub(crate) async fn event_claims_release(
-    conn: &mut Conn,
-    ctx: &Ctx,
-    instances: &[InstanceId],
-) -> Result<u64, StoreError> {
-    let names: Vec<&str> = instances.iter().map(InstanceId::as_str).collect();
-    let freed = diesel::update(events::table)
-        .filter(is_pending())
-        .filter(events::claimed_by.eq_any(names))
-        .set((events::claimed_by.eq(None::<String>), events::claimed_at.eq(None::<DbTs>)))
-        .execute(conn)
-        .await?;
-    if freed > 0 {
-        ctx.wake(Topic::Events);
-    }
-    Ok(freed as u64)
 }
 
 pub(crate) async fn event_process(

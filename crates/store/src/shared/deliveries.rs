@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use diesel::prelude::*;
 use diesel_async::RunQueryDsl;
-use kici_engine::ids::{DeliveryRowId, InstanceId};
+use kici_engine::ids::{DeliveryRowId, SourceId};
 use kici_engine::time::Ts;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
@@ -56,10 +55,11 @@ pub(super) struct DeliveryRow {
     received_at: DbTs,
     finished_at: Option<DbTs>,
     request_id: String,
+    claims: i64,
 }
 
 impl DeliveryRow {
-    fn read(self) -> Result<Delivery, StoreError> {
+    pub(super) fn read(self) -> Result<Delivery, StoreError> {
         Ok(Delivery {
             id: self.id.into(),
             org: self.org,
@@ -88,12 +88,13 @@ impl DeliveryRow {
             received_at: self.received_at.into(),
             finished_at: ts_opt(self.finished_at),
             request_id: self.request_id,
+            claims: small(self.claims),
         })
     }
 }
 
 /// The delivery is to be processed. A literal, so that both planners use the partial index.
-fn is_received() -> Condition {
+pub(super) fn is_received() -> Condition {
     Condition("deliveries.status = 'received'")
 }
 
@@ -137,6 +138,7 @@ pub(crate) async fn delivery_insert(
             deliveries::error.eq(None::<String>),
             deliveries::claimed_by.eq(&row.claimed_by),
             deliveries::claimed_at.eq(claimed_at),
+            deliveries::claims.eq(row.claims),
             deliveries::next_attempt_at.eq(None::<DbTs>),
             deliveries::finished_at.eq(None::<DbTs>),
         ))
@@ -182,6 +184,7 @@ pub(super) fn new_row(ctx: &Ctx, id: DeliveryRowId, new: &NewDelivery) -> Delive
         received_at: ctx.now.into(),
         finished_at: None,
         request_id: new.request_id.clone(),
+        claims: new.claimed_by.is_some().into(),
     }
 }
 
@@ -196,70 +199,6 @@ pub(super) async fn put_body(conn: &mut Conn, id: DeliveryRowId, new: &NewDelive
         .execute(conn)
         .await?;
     Ok(())
-}
-
-pub(crate) async fn delivery_claim(
-    conn: &mut Conn,
-    ctx: &Ctx,
-    limit: &u32,
-    claim_timeout: &Duration,
-) -> Result<Vec<Delivery>, StoreError> {
-    let now = DbTs::from(ctx.now);
-    let lapsed = DbTs::from(ctx.now.minus(*claim_timeout));
-    let due = deliveries::next_attempt_at.is_null().or(deliveries::next_attempt_at.le(now));
-    let free = deliveries::claimed_by.is_null().or(deliveries::claimed_at.lt(lapsed));
-    let ids: Vec<DbId> = skip_locked!(
-        deliveries::table
-            .filter(is_received())
-            .filter(due)
-            .filter(free)
-            .order((deliveries::received_at, deliveries::id))
-            .limit(i64::from(*limit))
-            .select(deliveries::id)
-    )
-    .load(conn)
-    .await?;
-    claim(conn, ctx, &ids).await
-}
-
-/// Claims these rows for this instance, as ones to be processed; oldest first.
-pub(super) async fn claim(conn: &mut Conn, ctx: &Ctx, ids: &[DbId]) -> Result<Vec<Delivery>, StoreError> {
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    diesel::update(deliveries::table.filter(deliveries::id.eq_any(ids)))
-        .set((
-            deliveries::status.eq(DeliveryStatus::Received.as_str()),
-            deliveries::claimed_by.eq(ctx.node().as_str()),
-            deliveries::claimed_at.eq(DbTs::from(ctx.now)),
-        ))
-        .execute(conn)
-        .await?;
-    let rows: Vec<DeliveryRow> = deliveries::table
-        .filter(deliveries::id.eq_any(ids))
-        .order((deliveries::received_at, deliveries::id))
-        .select(DeliveryRow::as_select())
-        .load(conn)
-        .await?;
-    rows.into_iter().map(DeliveryRow::read).collect()
-}
-
-pub(crate) async fn delivery_claims_release(
-    conn: &mut Conn,
-    ctx: &Ctx,
-    instances: &[InstanceId],
-) -> Result<u64, StoreError> {
-    let names: Vec<&str> = instances.iter().map(InstanceId::as_str).collect();
-    let freed = diesel::update(deliveries::table)
-        .filter(is_received())
-        .filter(deliveries::claimed_by.eq_any(names))
-        .set((deliveries::claimed_by.eq(None::<String>), deliveries::claimed_at.eq(None::<DbTs>)))
-        .execute(conn)
-        .await?;
-    if freed > 0 {
-        ctx.wake(Topic::Deliveries);
-    }
-    Ok(u64::try_from(freed).unwrap_or(u64::MAX))
 }
 
 pub(crate) async fn delivery_finish(
@@ -303,6 +242,8 @@ pub(crate) async fn delivery_retry(
         .filter(is_received())
         .set((
             deliveries::attempts.eq(deliveries::attempts + 1),
+            // It ended, so it is not what ended a process before.
+            deliveries::claims.eq(0_i64),
             deliveries::error.eq(clean_opt(Some(error))),
             deliveries::claimed_by.eq(None::<String>),
             deliveries::claimed_at.eq(None::<DbTs>),
@@ -319,7 +260,9 @@ pub(crate) async fn delivery_reopen(conn: &mut Conn, ctx: &Ctx, id: &DeliveryRow
         .set((
             deliveries::status.eq(DeliveryStatus::Received.as_str()),
             deliveries::attempts.eq(0_i64),
+            deliveries::claims.eq(0_i64),
             deliveries::error.eq(None::<String>),
+            deliveries::note.eq(None::<String>),
             deliveries::next_attempt_at.eq(None::<DbTs>),
             deliveries::finished_at.eq(None::<DbTs>),
         ))
@@ -416,6 +359,19 @@ pub(crate) async fn delivery_list(
     Ok(Listed { items, next })
 }
 
+pub(crate) async fn deliveries_known(
+    conn: &mut Conn,
+    _: &Ctx,
+    source_id: &SourceId,
+    ids: &[String],
+) -> Result<Vec<String>, StoreError> {
+    let query = deliveries::table
+        .filter(deliveries::source_id.eq(DbId::from(*source_id)))
+        .filter(deliveries::delivery_id.eq_any(ids))
+        .select(deliveries::delivery_id);
+    Ok(query.load(conn).await?)
+}
+
 pub(crate) async fn delivery_counts(conn: &mut Conn, _: &Ctx) -> Result<BTreeMap<DeliveryStatus, u64>, StoreError> {
     let rows: Vec<(String, i64)> = deliveries::table
         .group_by(deliveries::status)
@@ -447,20 +403,40 @@ pub(crate) async fn delivery_body_moved(
     conn: &mut Conn,
     _: &Ctx,
     id: &DeliveryRowId,
+    finished_at: &Ts,
     key: &Option<String>,
     omitted: &Option<String>,
-) -> Result<(), StoreError> {
-    diesel::update(deliveries::table.find(DbId::from(*id)))
+) -> Result<bool, StoreError> {
+    // A delivery that was sent again meanwhile has a new body, which is still needed.
+    let changed = diesel::update(deliveries::table.find(DbId::from(*id)))
+        .filter(deliveries::finished_at.eq(DbTs::from(*finished_at)))
+        .filter(deliveries::status.ne(DeliveryStatus::Dead.as_str()))
         .set((deliveries::payload_key.eq(key), deliveries::payload_omitted.eq(omitted)))
         .execute(conn)
         .await?;
-    diesel::delete(delivery_bodies::table.find(DbId::from(*id))).execute(conn).await?;
-    Ok(())
+    if changed == 1 {
+        diesel::delete(delivery_bodies::table.find(DbId::from(*id))).execute(conn).await?;
+    }
+    Ok(changed == 1)
+}
+
+pub(crate) async fn delivery_body_expired(
+    conn: &mut Conn,
+    _: &Ctx,
+    id: &DeliveryRowId,
+    key: &str,
+) -> Result<bool, StoreError> {
+    let changed = diesel::update(deliveries::table.find(DbId::from(*id)))
+        .filter(deliveries::payload_key.eq(key))
+        .set((deliveries::payload_key.eq(None::<String>), deliveries::payload_omitted.eq("expired")))
+        .execute(conn)
+        .await?;
+    Ok(changed == 1)
 }
 
 pub(crate) async fn trace_put(conn: &mut Conn, ctx: &Ctx, id: &DeliveryRowId, trace: &Json) -> Result<(), StoreError> {
     let (body, created_at) = (Doc(trace.clone()), DbTs::from(ctx.now));
-    diesel::insert_into(decision_traces::table)
+    let insert = diesel::insert_into(decision_traces::table)
         .values((
             decision_traces::delivery_id.eq(DbId::from(*id)),
             decision_traces::body.eq(&body),
@@ -468,9 +444,8 @@ pub(crate) async fn trace_put(conn: &mut Conn, ctx: &Ctx, id: &DeliveryRowId, tr
         ))
         .on_conflict(decision_traces::delivery_id)
         .do_update()
-        .set((decision_traces::body.eq(&body), decision_traces::created_at.eq(created_at)))
-        .execute(conn)
-        .await?;
+        .set((decision_traces::body.eq(&body), decision_traces::created_at.eq(created_at)));
+    kept(insert).execute(conn).await?;
     Ok(())
 }
 

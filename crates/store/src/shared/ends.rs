@@ -34,6 +34,11 @@ pub(crate) const MAX_CHAIN_EVENTS: u32 = 1000;
 /// read unless a registration has changed since.
 pub(crate) async fn listened(conn: &mut Conn, ctx: &Ctx) -> Result<Arc<BTreeSet<String>>, StoreError> {
     let version: i64 = registry_version::table.find(1).select(registry_version::version).first(conn).await?;
+    listened_at(conn, ctx, version).await
+}
+
+/// As [`listened`], at the version of the registry that this transaction has read.
+async fn listened_at(conn: &mut Conn, ctx: &Ctx, version: i64) -> Result<Arc<BTreeSet<String>>, StoreError> {
     if let Some(known) = ctx.listened_at(version) {
         return Ok(known);
     }
@@ -67,7 +72,7 @@ fn lifecycle_events(lock_json: &[u8]) -> Vec<String> {
 /// Tells of the jobs that ended, and of the run if it did.
 pub(crate) async fn announce(conn: &mut Conn, ctx: &Ctx, state: &RunState, was: RunStatus) -> Result<(), StoreError> {
     let ended = state.ended().collect();
-    announce_these(conn, ctx, &state.run, ended, was).await
+    announce_these(conn, ctx, state, ended, was).await
 }
 
 /// Tells of the jobs of a new run that have ended as it was made, but for those that it took over from another one.
@@ -78,22 +83,26 @@ pub(crate) async fn announce_new(
     taken_over: &BTreeSet<JobId>,
 ) -> Result<(), StoreError> {
     let ended = state.jobs.iter().filter(|job| job.status.is_terminal() && !taken_over.contains(&job.id)).collect();
-    announce_these(conn, ctx, &state.run, ended, RunStatus::Pending).await
+    announce_these(conn, ctx, state, ended, RunStatus::Pending).await
 }
 
 async fn announce_these(
     conn: &mut Conn,
     ctx: &Ctx,
-    run: &Run,
+    state: &RunState,
     mut ended: Vec<&Job>,
     was: RunStatus,
 ) -> Result<(), StoreError> {
+    let run = &state.run;
     let run_ended = run.status.is_terminal() && !was.is_terminal();
     ended.retain(|job| job.base_name != RUN_HOOKS_JOB);
     if ended.is_empty() && !run_ended {
         return Ok(());
     }
-    let types = listened(conn, ctx).await?;
+    let types = match state.registry_version {
+        Some(version) => listened_at(conn, ctx, version).await?,
+        None => listened(conn, ctx).await?,
+    };
     let lifecycle = |name: &str| types.contains(&format!("{LIFECYCLE}:{name}"));
     let all_jobs = types.contains("job_complete") || lifecycle("job_complete");
     let failed_jobs = lifecycle("job_failed");

@@ -74,6 +74,7 @@ impl ListedRow {
             request_id: self.request_id,
             created_at: self.created_at.into(),
             finished_at: ts_opt(self.finished_at),
+            claims: 0,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Settings, instances, leases.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use diesel::prelude::*;
@@ -9,8 +10,9 @@ use kici_engine::time::Ts;
 use uuid::Uuid;
 
 use super::backend::{self, Conn, Db};
+use super::queue::is_held;
 use super::rows::{agent, corrupt};
-use super::schema::{cluster_instances, leases, meta};
+use super::schema::{cluster_instances, dispatch_queue, leases, meta};
 use crate::StoreError;
 use crate::ctx::Ctx;
 use crate::model::{Instance, LeaseAnswer};
@@ -101,12 +103,22 @@ pub(crate) async fn instance_list(conn: &mut Conn, _: &Ctx) -> Result<Vec<Instan
 }
 
 pub(crate) async fn instance_dead(conn: &mut Conn, _: &Ctx, before: &Ts) -> Result<Vec<InstanceId>, StoreError> {
-    let ids: Vec<String> = cluster_instances::table
+    let silent: Vec<String> = cluster_instances::table
         .filter(cluster_instances::last_seen_at.lt(DbTs::from(*before)))
-        .order(cluster_instances::instance_id)
         .select(cluster_instances::instance_id)
         .load(conn)
         .await?;
+    // An instance that stopped in order has taken its row with it, and left the jobs of its agents.
+    let known = cluster_instances::table.select(cluster_instances::instance_id.nullable());
+    let stopped: Vec<Option<String>> = dispatch_queue::table
+        .filter(is_held())
+        .filter(dispatch_queue::owner_instance_id.is_not_null())
+        .filter(dispatch_queue::owner_instance_id.ne_all(known))
+        .select(dispatch_queue::owner_instance_id)
+        .distinct()
+        .load(conn)
+        .await?;
+    let ids: BTreeSet<String> = silent.into_iter().chain(stopped.into_iter().flatten()).collect();
     ids.into_iter().map(agent).collect()
 }
 

@@ -7,7 +7,8 @@ use diesel_async::RunQueryDsl;
 use kici_engine::ids::DeliveryRowId;
 
 use super::backend::Conn;
-use super::deliveries::{claim, new_row, put_body};
+use super::deliveries::{new_row, put_body};
+use super::delivery_claims::claim;
 use super::kept::Condition;
 use super::rows::word;
 use super::schema::deliveries;

@@ -1,29 +1,29 @@
 //! The dispatch queue: claims, answers, starts. Every change is a conditional update that names the state it leaves.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use diesel::prelude::*;
+use diesel::query_builder::{QueryFragment, QueryId};
 use diesel_async::RunQueryDsl;
-use kici_engine::ids::{AgentId, JobId, RunId};
+use kici_engine::ids::{AgentId, JobId};
 use kici_engine::state::{FailureReason, JobStatus, QueueStatus, RunStatus};
 use kici_engine::time::Ts;
 use tokio_util::sync::CancellationToken;
 
 use super::backend::{Conn, Db};
 use super::kept::{Condition, kept, kept_if};
-use super::rows::{JobRow, NeedRow, RunRow, agent_opt, count, small};
+use super::rows::{JobRow, NeedRow, RunRow, agent_opt, count, db_ts, small};
 use super::runs::fail_at;
 use super::schema::{cluster_instances, dispatch_history, dispatch_queue, job_needs, jobs, runs};
-use super::settle::{self, end_history};
+use super::settle::{self, history_end};
 use crate::StoreError;
 use crate::advance;
 use crate::ctx::Ctx;
 use crate::model::{
     Activate, ClaimRequest, ClaimedJob, Guarded, Job, JobRef, NeedEdge, NeedResult, RecoverRequest, RequeueFrom,
-    RequeueRequest, Requeued, Resumed, Run, StartVerdict,
+    RequeueRequest, Requeued, Resumed, StartVerdict,
 };
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs};
@@ -45,25 +45,52 @@ pub(crate) fn is_open() -> Condition {
     Condition("dispatch_queue.status IN ('pending', 'dispatched', 'recovering')")
 }
 
+/// A row that waits, locked until the end of the transaction: nobody else can take it any more.
+#[derive(Clone, Debug, Queryable)]
+struct Candidate {
+    id: DbId,
+    run_id: DbId,
+    job_name: String,
+    epoch: i64,
+    priority: i64,
+    created_at: DbTs,
+}
+
+type CandidateColumns = (
+    dispatch_queue::id,
+    dispatch_queue::run_id,
+    dispatch_queue::job_name,
+    dispatch_queue::dispatch_epoch,
+    dispatch_queue::priority,
+    dispatch_queue::created_at,
+);
+
+const CANDIDATE: CandidateColumns = (
+    dispatch_queue::id,
+    dispatch_queue::run_id,
+    dispatch_queue::job_name,
+    dispatch_queue::dispatch_epoch,
+    dispatch_queue::priority,
+    dispatch_queue::created_at,
+);
+
 pub(crate) async fn queue_claim(
     conn: &mut Conn,
     ctx: &Ctx,
     requests: &[ClaimRequest],
 ) -> Result<Vec<ClaimedJob>, StoreError> {
-    let mut taken = Vec::new();
+    let mut claimed = Vec::new();
     for request in requests {
-        let ids = candidates(conn, ctx, request).await?;
-        if !ids.is_empty() {
-            taken.extend(take(conn, ctx, &ids, &request.agent_id).await?);
-        }
+        let rows = candidates(conn, ctx, request).await?;
+        claimed.extend(take(conn, ctx, &rows, &request.agent_id).await?);
     }
-    claimed(conn, ctx, taken).await
+    Ok(claimed)
 }
 
 /// The oldest rows over all selectors of the request.
-async fn candidates(conn: &mut Conn, ctx: &Ctx, request: &ClaimRequest) -> Result<Vec<DbId>, StoreError> {
+async fn candidates(conn: &mut Conn, ctx: &Ctx, request: &ClaimRequest) -> Result<Vec<Candidate>, StoreError> {
     let limit = request.limit.min(500);
-    let mut found: Vec<(i64, DbTs, DbId)> = Vec::new();
+    let mut found: Vec<Candidate> = Vec::new();
     let now = DbTs::from(ctx.now);
     let agent = request.agent_id.as_str();
     let except: Vec<DbId> = request.except.iter().map(|id| DbId::from(*id)).collect();
@@ -77,14 +104,14 @@ async fn candidates(conn: &mut Conn, ctx: &Ctx, request: &ClaimRequest) -> Resul
                 .filter(dispatch_queue::id.ne_all(&except))
                 .order((dispatch_queue::priority.desc(), dispatch_queue::created_at, dispatch_queue::id))
                 .limit(i64::from(limit))
-                .select((dispatch_queue::priority, dispatch_queue::created_at, dispatch_queue::id))
+                .select(CANDIDATE)
         );
-        let rows: Vec<(i64, DbTs, DbId)> = kept_if(except.is_empty(), query).load(conn).await?;
+        let rows: Vec<Candidate> = kept_if(except.is_empty(), query).load(conn).await?;
         found.extend(rows);
     }
-    found.sort_unstable_by_key(|(priority, created_at, id)| (std::cmp::Reverse(*priority), *created_at, *id));
+    found.sort_unstable_by_key(|row| (std::cmp::Reverse(row.priority), row.created_at, row.id));
     found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    Ok(found.into_iter().map(|(_, _, id)| id).collect())
+    Ok(found)
 }
 
 pub(crate) async fn queue_claim_by_id(
@@ -94,120 +121,136 @@ pub(crate) async fn queue_claim_by_id(
     agent_id: &AgentId,
 ) -> Result<Option<ClaimedJob>, StoreError> {
     let now = DbTs::from(ctx.now);
-    let fits: Option<DbId> = skip_locked!(
+    let fits: Option<Candidate> = skip_locked!(
         dispatch_queue::table
             .find(DbId::from(*job))
             .filter(is_pending())
             .filter(dispatch_queue::expires_at.is_null().or(dispatch_queue::expires_at.gt(now)))
             .filter(dispatch_queue::pinned_agent_id.is_null().or(dispatch_queue::pinned_agent_id.eq(agent_id.as_str())))
-            .select(dispatch_queue::id)
+            .select(CANDIDATE)
     )
     .first(conn)
     .await
     .optional()?;
-    let Some(id) = fits else { return Ok(None) };
-    let taken = take(conn, ctx, &[id], agent_id).await?;
-    Ok(claimed(conn, ctx, taken).await?.pop())
+    let Some(row) = fits else { return Ok(None) };
+    Ok(take(conn, ctx, &[row], agent_id).await?.pop())
 }
 
-/// Hands these rows to the agent, in their order.
-async fn take(conn: &mut Conn, ctx: &Ctx, ids: &[DbId], agent_id: &AgentId) -> Result<Vec<(AgentId, Job)>, StoreError> {
-    let now = DbTs::from(ctx.now);
-    let none: Option<DbTs> = None;
-    let taken: Vec<DbId> = kept_if(
-        ids.len() == 1,
-        diesel::update(dispatch_queue::table)
-            .filter(dispatch_queue::id.eq_any(ids))
-            .filter(is_pending())
-            .set((
-                dispatch_queue::status.eq(QueueStatus::Dispatched.as_str()),
-                dispatch_queue::agent_id.eq(agent_id.as_str()),
-                dispatch_queue::owner_instance_id.eq(ctx.node().as_str()),
-                dispatch_queue::dispatched_at.eq(now),
-                dispatch_queue::dispatch_epoch.eq(dispatch_queue::dispatch_epoch + 1),
-                dispatch_queue::acked_at.eq(none),
-                dispatch_queue::unroutable_since.eq(none),
-                dispatch_queue::last_provisioning_error.eq(None::<String>),
-            ))
-            .returning(dispatch_queue::id),
-    )
-    .get_results(conn)
-    .await?;
-    let rows: Vec<JobRow> = kept_if(
-        ids.len() == 1,
+/// Hands these rows to the agent, in their order, with everything an offer needs.
+async fn take(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    rows: &[Candidate],
+    agent_id: &AgentId,
+) -> Result<Vec<ClaimedJob>, StoreError> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (now, none) = (DbTs::from(ctx.now), None::<DbTs>);
+    let ids: Vec<DbId> = rows.iter().map(|row| row.id).collect();
+    let runs_of: BTreeSet<DbId> = rows.iter().map(|row| row.run_id).collect();
+    let names: BTreeSet<&str> = rows.iter().map(|row| row.job_name.as_str()).collect();
+    let usual = rows.len() == 1;
+    let history: Vec<HandedRow> = rows.iter().map(|row| HandedRow::new(ctx, row.id, row.epoch + 1, agent_id)).collect();
+    let queue_rows = kept_if(
+        usual,
+        diesel::update(dispatch_queue::table).filter(dispatch_queue::id.eq_any(&ids)).filter(is_pending()).set((
+            dispatch_queue::status.eq(QueueStatus::Dispatched.as_str()),
+            dispatch_queue::agent_id.eq(agent_id.as_str()),
+            dispatch_queue::owner_instance_id.eq(ctx.node().as_str()),
+            dispatch_queue::dispatched_at.eq(now),
+            dispatch_queue::dispatch_epoch.eq(dispatch_queue::dispatch_epoch + 1),
+            dispatch_queue::acked_at.eq(none),
+            dispatch_queue::unroutable_since.eq(none),
+            dispatch_queue::last_provisioning_error.eq(None::<String>),
+        )),
+    );
+    let job_rows = kept_if(
+        usual,
         diesel::update(jobs::table)
-            .filter(jobs::id.eq_any(&taken))
+            .filter(jobs::id.eq_any(&ids))
             .set((
                 jobs::agent_id.eq(agent_id.as_str()),
                 jobs::dispatch_epoch.eq(jobs::dispatch_epoch + 1),
                 jobs::routing_reason.eq(None::<String>),
             ))
             .returning(JobRow::as_returning()),
-    )
-    .get_results(conn)
-    .await?;
-    let mut jobs = rows.into_iter().map(JobRow::read).collect::<Result<Vec<_>, _>>()?;
+    );
+    let run_rows = kept_if(usual, runs::table.filter(runs::id.eq_any(&runs_of)).select(RunRow::as_select()));
+    let edges = kept_if(
+        usual,
+        job_needs::table
+            .filter(job_needs::run_id.eq_any(&runs_of))
+            .filter(job_needs::job_name.eq_any(&names))
+            .select(NeedRow::as_select()),
+    );
+    let (taken, job_rows, (), run_rows, edges): (usize, Vec<JobRow>, (), Vec<RunRow>, Vec<NeedRow>) = at_once!(conn as c;
+        queue_rows.execute(c),
+        job_rows.get_results(c),
+        async {
+            insert_all!(c, dispatch_history::table, &history);
+            QueryResult::Ok(())
+        },
+        run_rows.load(c),
+        edges.load(c),
+    )?;
+    if taken != ids.len() || job_rows.len() != ids.len() {
+        let detail = format!("{taken} of {} locked rows could be taken", ids.len());
+        return Err(StoreError::Corrupt { what: "dispatch queue", detail });
+    }
+    let mut jobs = job_rows.into_iter().map(JobRow::read).collect::<Result<Vec<_>, _>>()?;
     jobs.sort_by_key(|job| ids.iter().position(|id| *id == DbId::from(job.id)));
-    Ok(jobs.into_iter().map(|job| (agent_id.clone(), job)).collect())
-}
-
-/// Records which agent was handed which job.
-pub(crate) async fn record_handed(conn: &mut Conn, ctx: &Ctx, taken: &[(AgentId, Job)]) -> Result<(), StoreError> {
-    let history: Vec<_> = taken
-        .iter()
-        .map(|(agent_id, job)| {
-            (
-                dispatch_history::job_id.eq(DbId::from(job.id)),
-                dispatch_history::dispatch_epoch.eq(i64::from(job.dispatch_epoch)),
-                dispatch_history::agent_id.eq(agent_id.as_str()),
-                dispatch_history::instance_id.eq(ctx.node().as_str()),
-                dispatch_history::dispatched_at.eq(DbTs::from(ctx.now)),
-            )
-        })
-        .collect();
-    insert_all!(conn, dispatch_history::table, &history);
-    Ok(())
-}
-
-/// Records who was handed what, and adds everything an offer needs.
-async fn claimed(conn: &mut Conn, ctx: &Ctx, taken: Vec<(AgentId, Job)>) -> Result<Vec<ClaimedJob>, StoreError> {
-    record_handed(conn, ctx, &taken).await?;
-    let mut known: BTreeMap<RunId, Run> = BTreeMap::new();
-    let mut claimed = Vec::with_capacity(taken.len());
-    for (agent_id, job) in taken {
-        let run = match known.entry(job.run_id) {
-            Entry::Occupied(known) => known.get().clone(),
-            Entry::Vacant(unknown) => {
-                let query = runs::table.find(DbId::from(job.run_id)).select(RunRow::as_select());
-                let row: RunRow = query.first(conn).await?;
-                unknown.insert(row.read()?).clone()
-            }
+    let runs = run_rows.into_iter().map(RunRow::read).collect::<Result<Vec<_>, _>>()?;
+    let mut claimed = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let Some(run) = runs.iter().find(|run| run.id == job.run_id).cloned() else {
+            return Err(StoreError::NotFound { what: "run" });
         };
-        let needs = need_results(conn, &job).await?;
+        let own = edges.iter().filter(|edge| edge.run_id == DbId::from(run.id) && edge.job_name == job.name);
+        let needs = need_results(conn, &job, own.cloned().map(NeedRow::read).collect()).await?;
         let job_ref = JobRef { run_id: job.run_id, job_id: job.id, epoch: job.dispatch_epoch };
         ctx.wake(Topic::Run(job.run_id));
-        claimed.push(ClaimedJob { job_ref, agent_id, job, run, needs });
+        claimed.push(ClaimedJob { job_ref, agent_id: agent_id.clone(), job, run, needs });
     }
     Ok(claimed)
 }
 
+/// An entry of the history of deliveries.
+#[derive(Insertable)]
+#[diesel(table_name = dispatch_history, check_for_backend(Db))]
+pub(crate) struct HandedRow<'a> {
+    job_id: DbId,
+    dispatch_epoch: i64,
+    agent_id: &'a str,
+    instance_id: &'a str,
+    dispatched_at: DbTs,
+}
+
+impl<'a> HandedRow<'a> {
+    fn new(ctx: &'a Ctx, job_id: DbId, dispatch_epoch: i64, agent_id: &'a AgentId) -> Self {
+        let (agent_id, instance_id) = (agent_id.as_str(), ctx.node().as_str());
+        Self { job_id, dispatch_epoch, agent_id, instance_id, dispatched_at: ctx.now.into() }
+    }
+
+    /// Of a job that has its epoch already.
+    pub(crate) fn of(ctx: &'a Ctx, agent_id: &'a AgentId, job: &Job) -> Self {
+        Self::new(ctx, job.id.into(), job.dispatch_epoch.into(), agent_id)
+    }
+}
+
 /// Statuses and outputs of what the job needs.
-async fn need_results(conn: &mut Conn, job: &Job) -> Result<BTreeMap<String, NeedResult>, StoreError> {
-    let run = DbId::from(job.run_id);
-    let edges: Vec<NeedRow> = job_needs::table
-        .filter(job_needs::run_id.eq(run))
-        .filter(job_needs::job_name.eq(&job.name))
-        .select(NeedRow::as_select())
-        .load(conn)
-        .await?;
+async fn need_results(
+    conn: &mut Conn,
+    job: &Job,
+    edges: Vec<NeedEdge>,
+) -> Result<BTreeMap<String, NeedResult>, StoreError> {
     if edges.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let edges: Vec<NeedEdge> = edges.into_iter().map(NeedRow::read).collect();
     let upstream: Vec<&str> =
         edges.iter().map(|edge| edge.generator.as_ref().unwrap_or(&edge.need.job).as_str()).collect();
     let rows: Vec<JobRow> = jobs::table
-        .filter(jobs::run_id.eq(run))
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
         .filter(jobs::base_name.eq_any(&upstream))
         .order(jobs::position)
         .select(JobRow::as_select())
@@ -226,11 +269,11 @@ pub(crate) async fn queue_requeue(
     let job = request.job;
     let Some(state) = settle::load(conn, ctx, job.run_id).await? else { return Ok(Requeued::Lost) };
     let Some(at) = state.position(job.job_id) else { return Ok(Requeued::Lost) };
-    let Some(undone) = undone(conn, ctx, request).await? else { return Ok(Requeued::Lost) };
-    let attempts = undone + 1;
+    let Some((undone, expires_at)) = undone(conn, ctx, request).await? else { return Ok(Requeued::Lost) };
+    let attempts = undone + u32::from(request.counts);
     // What the workflow does about a cancel is queued because of it.
     let cancelled = state.run.cancel_requested_at.is_some() && !state.runs_hooks_after_cancel(at);
-    if attempts >= request.budget || cancelled {
+    if (request.counts && attempts >= request.budget) || cancelled {
         let message = format!("gave up after {attempts} deliveries: {}", request.reason);
         let end = Some((QueueStatus::Failed, FailureReason::GaveUp, message));
         let effects = fail_at(conn, ctx, state, at, end, &**activate).await?;
@@ -241,7 +284,7 @@ pub(crate) async fn queue_requeue(
         .set((
             dispatch_queue::status.eq(QueueStatus::Pending.as_str()),
             dispatch_queue::dispatch_attempts.eq(i64::from(attempts)),
-            dispatch_queue::expires_at.eq(request.expires_at.map(DbTs::from)),
+            dispatch_queue::expires_at.eq(if request.counts { db_ts(request.expires_at) } else { expires_at }),
             dispatch_queue::agent_id.eq(&text),
             dispatch_queue::owner_instance_id.eq(&text),
             dispatch_queue::dispatched_at.eq(time),
@@ -254,19 +297,23 @@ pub(crate) async fn queue_requeue(
         .execute(conn)
         .await?;
     diesel::update(jobs::table.find(DbId::from(job.job_id))).set(jobs::agent_id.eq(&text)).execute(conn).await?;
-    end_history(conn, ctx, job.job_id, job.epoch, "requeued", Some(&request.reason)).await?;
+    history_end(ctx, job.job_id, job.epoch, "requeued", Some(&request.reason)).execute(conn).await?;
     ctx.wake(Topic::Queue);
     ctx.wake(Topic::Run(job.run_id));
     Ok(Requeued::Requeued { attempts })
 }
 
-/// How often deliveries of the row were undone, if it is in the state that the request names.
-async fn undone(conn: &mut Conn, ctx: &Ctx, request: &RequeueRequest) -> Result<Option<u32>, StoreError> {
+/// How often deliveries of the row were undone, and until when it may wait, if it is in the state that the request names.
+async fn undone(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    request: &RequeueRequest,
+) -> Result<Option<(u32, Option<DbTs>)>, StoreError> {
     let mut query = dispatch_queue::table
         .find(DbId::from(request.job.job_id))
         .filter(dispatch_queue::dispatch_epoch.eq(i64::from(request.job.epoch)))
         .filter(dispatch_queue::started_at.is_null())
-        .select(dispatch_queue::dispatch_attempts)
+        .select((dispatch_queue::dispatch_attempts, dispatch_queue::expires_at))
         .into_boxed::<Db>();
     let dispatched = QueueStatus::Dispatched.as_str();
     query = match &request.from {
@@ -282,8 +329,8 @@ async fn undone(conn: &mut Conn, ctx: &Ctx, request: &RequeueRequest) -> Result<
                 .filter(past.or(dispatch_queue::recovery_deadline.is_null()))
         }
     };
-    let attempts: Option<i64> = query.first(conn).await.optional()?;
-    Ok(attempts.map(small))
+    let found: Option<(i64, Option<DbTs>)> = query.first(conn).await.optional()?;
+    Ok(found.map(|(attempts, expires_at)| (small(attempts), expires_at)))
 }
 
 pub(crate) async fn queue_ack_arm(
@@ -345,9 +392,10 @@ pub(crate) async fn job_start(
     type RowColumns = (String, i64, Option<String>, Option<DbTs>, Option<DbTs>);
     let (run, id, now) = (DbId::from(job.run_id), DbId::from(job.job_id), DbTs::from(ctx.now));
     // The run first: whatever settles jobs takes the locks in this order, and a join locks its tables in theirs.
-    let found: Option<(RunColumns, RowColumns)> = lock_row!(
+    let found: Option<(RunColumns, RowColumns, String)> = lock_row!(
         runs::table
             .inner_join(dispatch_queue::table.on(dispatch_queue::run_id.eq(runs::id)))
+            .inner_join(jobs::table.on(jobs::id.eq(dispatch_queue::id)))
             .filter(runs::id.eq(run))
             .filter(dispatch_queue::id.eq(id))
             .select((
@@ -359,58 +407,58 @@ pub(crate) async fn job_start(
                     dispatch_queue::acked_at,
                     dispatch_queue::started_at,
                 ),
+                jobs::status,
             ))
     )
     .first(conn)
     .await
     .optional()?;
-    let Some(((run_status, run_started, timeout_ms), (status, epoch, owner, acked_at, started_at))) = found else {
-        return Ok(StartVerdict::Denied);
-    };
+    let Some((of_run, of_row, job_status)) = found else { return Ok(StartVerdict::Denied) };
+    let (run_status, run_started, timeout_ms) = of_run;
+    let (status, epoch, owner, acked_at, started_at) = of_row;
     let mine = epoch == i64::from(job.epoch) && owner.as_deref() == Some(agent_id.as_str());
-    if !mine || status != QueueStatus::Dispatched.as_str() {
+    if !mine || ![QueueStatus::Dispatched, QueueStatus::Recovering].iter().any(|held| held.as_str() == status) {
         return Ok(StartVerdict::Denied);
+    }
+    if status == QueueStatus::Recovering.as_str() {
+        // The agent that is waited for is the one that asks. A denial would make it drop a job that may have been granted.
+        queue_resume(conn, ctx, job, agent_id).await?;
     }
     if started_at.is_some() {
         return Ok(StartVerdict::AlreadyGranted);
     }
-    let started = kept(
-        diesel::update(jobs::table.find(id).filter(jobs::run_id.eq(run)))
-            .filter(jobs::status.eq(JobStatus::Queued.as_str()))
-            .set((
-                jobs::status.eq(JobStatus::Running.as_str()),
-                jobs::started_at.eq(now),
-                jobs::last_heartbeat_at.eq(now),
-            )),
-    )
-    .execute(conn)
-    .await?;
-    if started == 0 {
+    if job_status != JobStatus::Queued.as_str() {
         return Ok(StartVerdict::Denied);
     }
-    kept(diesel::update(dispatch_queue::table.find(id)).set((
+    let job_row = kept(diesel::update(jobs::table.find(id)).set((
+        jobs::status.eq(JobStatus::Running.as_str()),
+        jobs::started_at.eq(now),
+        jobs::last_heartbeat_at.eq(now),
+    )));
+    let queue_row = kept(diesel::update(dispatch_queue::table.find(id)).set((
         dispatch_queue::started_at.eq(now),
         dispatch_queue::acked_at.eq(acked_at.unwrap_or(now)),
         dispatch_queue::ack_deadline.eq(None::<DbTs>),
         dispatch_queue::ack_agent_id.eq(None::<String>),
-    )))
-    .execute(conn)
-    .await?;
+    )));
     let run_started_now = run_started.is_none();
     if run_started_now || run_status == RunStatus::Pending.as_str() {
-        start_run(conn, ctx, run, run_started, timeout_ms).await?;
+        let run_row = start_run(ctx, run, run_started, timeout_ms);
+        at_once!(conn as c; job_row.execute(c), queue_row.execute(c), run_row.execute(c))?;
+    } else {
+        at_once!(conn as c; job_row.execute(c), queue_row.execute(c))?;
     }
     ctx.wake(Topic::Run(job.run_id));
     Ok(StartVerdict::Granted { run_started: run_started_now })
 }
 
-async fn start_run(
-    conn: &mut Conn,
+/// The statement by which a run begins.
+fn start_run(
     ctx: &Ctx,
     run: DbId,
     started_at: Option<DbTs>,
     timeout_ms: Option<i64>,
-) -> Result<(), StoreError> {
+) -> impl QueryFragment<Db> + QueryId + Send + use<> {
     let at = started_at.map_or(ctx.now, Ts::from);
     let deadline = timeout_ms.map(|ms| DbTs::from(at.plus(Duration::from_millis(count(ms)))));
     let before = [RunStatus::Pending, RunStatus::Held].map(RunStatus::as_str);
@@ -420,9 +468,6 @@ async fn start_run(
         runs::deadline.eq(deadline),
         runs::status.eq(diesel::dsl::case_when(runs::status.eq_any(before), running).otherwise(runs::status)),
     )))
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
 pub(crate) async fn queue_recover(conn: &mut Conn, ctx: &Ctx, request: &RecoverRequest) -> Result<Guarded, StoreError> {

@@ -289,8 +289,24 @@ pub(crate) async fn dispatch_history(conn: &mut Conn, _: &Ctx, job: &JobId) -> R
 }
 
 pub(crate) async fn queue_routing_set(conn: &mut Conn, ctx: &Ctx, routings: &[Routing]) -> Result<(), StoreError> {
-    for routing in routings {
+    // In the order in which the end of a job locks the rows of its run.
+    let mut ordered: Vec<&Routing> = routings.iter().collect();
+    ordered.sort_by_key(|routing| DbId::from(routing.job_id));
+    for routing in ordered {
         let id = DbId::from(routing.job_id);
+        // The row of the queue first, as claims lock them. One that does not wait any more has nothing to explain.
+        let row: Option<Option<DbTs>> =
+            lock_row!(dispatch_queue::table.find(id).filter(is_pending()).select(dispatch_queue::unroutable_since))
+                .first(conn)
+                .await
+                .optional()?;
+        let Some(since) = row else { continue };
+        if since.is_some() != routing.unroutable_since.is_some() {
+            diesel::update(dispatch_queue::table.find(id))
+                .set(dispatch_queue::unroutable_since.eq(routing.unroutable_since.map(DbTs::from)))
+                .execute(conn)
+                .await?;
+        }
         let run: Option<DbId> = diesel::update(jobs::table.find(id))
             .filter(jobs::status.eq(JobStatus::Queued.as_str()))
             .set(jobs::routing_reason.eq(clean_opt(routing.reason.as_deref())))
@@ -298,18 +314,6 @@ pub(crate) async fn queue_routing_set(conn: &mut Conn, ctx: &Ctx, routings: &[Ro
             .get_result(conn)
             .await
             .optional()?;
-        let row = dispatch_queue::table.find(id).filter(is_pending());
-        match routing.unroutable_since {
-            Some(since) => {
-                diesel::update(row.filter(dispatch_queue::unroutable_since.is_null()))
-                    .set(dispatch_queue::unroutable_since.eq(DbTs::from(since)))
-                    .execute(conn)
-                    .await?;
-            }
-            None => {
-                diesel::update(row).set(dispatch_queue::unroutable_since.eq(None::<DbTs>)).execute(conn).await?;
-            }
-        }
         if let Some(run) = run {
             ctx.wake(Topic::Run(run.into()));
         }

@@ -20,7 +20,7 @@ pub(crate) async fn job_report(
     result: &JobResult,
     activate: &Arc<dyn Activate>,
 ) -> Result<(Vec<StepWritten>, JobFinished), StoreError> {
-    let state = settle::load(conn, ctx, result.job.run_id).await?;
+    let state = settle::load_end(conn, ctx, result.job, result.status).await?;
     let job = state.as_ref().and_then(|state| state.position(result.job.job_id).map(|at| &state.jobs[at]));
     let known = job.map(|job| (job.id, Some((job.run_id, job.dispatch_epoch))));
     let written = write_steps(conn, ctx, steps, known.into_iter().collect()).await?;
@@ -33,7 +33,7 @@ pub(crate) async fn job_finish(
     result: &JobResult,
     activate: &Arc<dyn Activate>,
 ) -> Result<JobFinished, StoreError> {
-    let state = settle::load(conn, ctx, result.job.run_id).await?;
+    let state = settle::load_end(conn, ctx, result.job, result.status).await?;
     finish(conn, ctx, state, result, activate).await
 }
 

@@ -302,7 +302,7 @@ impl JobChange {
     }
 }
 
-#[derive(Queryable, Selectable, Insertable)]
+#[derive(Clone, Queryable, Selectable, Insertable)]
 #[diesel(table_name = job_needs, check_for_backend(Db), treat_none_as_default_value = false)]
 pub(crate) struct NeedRow {
     pub(crate) run_id: DbId,

@@ -12,7 +12,6 @@ use super::backend::Conn;
 use super::ends;
 use super::gates;
 use super::new_runs::{job_row, new_run, new_state, run_row};
-use super::queue::record_handed;
 use super::rows::{JobRow, NeedRow, clean_opt, db_ts, word};
 use super::schema::{dispatch_queue, job_needs, jobs, lock_documents, request_keys, runs};
 use super::settle::{self, enqueue, finish_advance};
@@ -123,12 +122,19 @@ pub(crate) async fn create(
     finish_advance(conn, ctx, &mut state, Some(activate)).await?;
     let placed = place(&mut state, activate)?;
     let rows: Vec<JobRow> = (0..).zip(&state.jobs).map(|(position, job)| job_row(position, job)).collect();
-    insert_all!(conn, jobs::table, &rows);
     let needs: Vec<NeedRow> = new.needs.iter().map(|need| NeedRow::of(key, need)).collect();
-    insert_all!(conn, job_needs::table, &needs);
-    enqueue(conn, ctx, &state).await?;
+    at_once!(conn as c;
+        async {
+            insert_all!(c, jobs::table, &rows);
+            QueryResult::Ok(())
+        },
+        async {
+            insert_all!(c, job_needs::table, &needs);
+            QueryResult::Ok(())
+        },
+    )?;
+    enqueue(conn, ctx, &state, &placed).await?;
     gates::open(conn, ctx, &state).await?;
-    record_handed(conn, ctx, &placed).await?;
     if state.run.status != RunStatus::Pending {
         diesel::update(runs::table.find(key))
             .set((

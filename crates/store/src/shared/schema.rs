@@ -111,6 +111,7 @@ diesel::table! {
         received_at -> Ts,
         finished_at -> Nullable<Ts>,
         request_id -> Text,
+        claims -> BigInt,
     }
 }
 

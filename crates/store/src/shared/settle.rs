@@ -5,86 +5,173 @@ use std::sync::Arc;
 
 use diesel::dsl::case_when;
 use diesel::prelude::*;
+use diesel::query_builder::{QueryFragment, QueryId};
 use diesel::sql_types::Text;
 use diesel_async::RunQueryDsl;
-use kici_engine::ids::{JobId, RunId};
-use kici_engine::state::{FailureReason, JobStatus, QueueStatus, StepStatus};
+use kici_engine::ids::{AgentId, JobId, RunId};
+use kici_engine::state::{FailureReason, JobStatus, JobView, QueueStatus, StepStatus};
 use sha2::{Digest, Sha256};
 
-use super::backend::Conn;
+use super::backend::{Conn, Db};
 use super::credentials;
 use super::ends;
 use super::gates;
 use super::kept::kept;
-use super::queue::is_open;
+use super::queue::{HandedRow, is_open};
 use super::roster;
 use super::rows::{
     DispatchRow, JobChange, JobRow, NeedRow, RunRow, SelectorRow, agent_opt, clean_opt, db_ts, small, word,
 };
 use super::runs::lock_body;
-use super::schema::{dispatch_history, dispatch_queue, job_needs, jobs, queue_selectors, runs, steps};
+use super::schema::{
+    dispatch_history, dispatch_queue, job_needs, jobs, queue_selectors, registry_version, runs, steps,
+};
 use super::slots;
 use crate::StoreError;
 use crate::advance::again::Retried;
+use crate::advance::quiet::{Other, is_quiet};
 use crate::advance::{Advanced, OpenRow, RunState};
 use crate::ctx::Ctx;
-use crate::model::{Activate, Effects, Job, QueueEntry, Run};
+use crate::model::{Activate, Effects, Job, JobRef, QueueEntry, Run};
 use crate::notify::Topic;
 use crate::types::{DbId, DbTs, Doc};
 
-/// Reads a run with its jobs and locks it: whoever else changes one of its jobs waits.
-pub(crate) async fn load(conn: &mut Conn, ctx: &Ctx, id: RunId) -> Result<Option<RunState>, StoreError> {
-    let key = DbId::from(id);
-    let run: Option<RunRow> =
-        lock_row!(runs::table.find(key).select(RunRow::as_select())).first(conn).await.optional()?;
-    let Some(run) = run else { return Ok(None) };
-    let jobs: Vec<JobRow> =
-        jobs::table.filter(jobs::run_id.eq(key)).order(jobs::position).select(JobRow::as_select()).load(conn).await?;
-    let needs: Vec<NeedRow> = if jobs.len() > 1 {
-        job_needs::table.filter(job_needs::run_id.eq(key)).select(NeedRow::as_select()).load(conn).await?
-    } else {
-        Vec::new()
+type OpenColumns = (DbId, String, i64, Option<String>, Option<String>, Option<DbTs>);
+
+/// Open rows of the queue. Locked, so that no claim takes one that is about to end.
+macro_rules! open_rows {
+    ($filter:expr) => {
+        lock_row!(dispatch_queue::table.filter($filter).filter(is_open()).order(dispatch_queue::id).select((
+            dispatch_queue::id,
+            dispatch_queue::status,
+            dispatch_queue::dispatch_epoch,
+            dispatch_queue::agent_id,
+            dispatch_queue::owner_instance_id,
+            dispatch_queue::started_at,
+        )))
     };
-    let open = open_rows(conn, key).await?;
-    let jobs = jobs.into_iter().map(JobRow::read).collect::<Result<_, _>>()?;
-    let needs = needs.into_iter().map(NeedRow::read).collect();
-    let mut state = RunState::new(run.read()?, jobs, needs, open);
-    state.max_chain_depth = ctx.max_chain_depth();
-    slots::load(conn, &mut state).await?;
-    Ok(Some(state))
 }
 
-async fn open_rows(conn: &mut Conn, run: DbId) -> Result<BTreeMap<JobId, OpenRow>, StoreError> {
-    type Columns = (DbId, String, i64, Option<String>, Option<String>, Option<DbTs>);
-    // Locked, so that no claim takes a row that is about to end.
-    let rows: Vec<Columns> = lock_row!(
-        dispatch_queue::table
-            .filter(dispatch_queue::run_id.eq(run))
-            .filter(is_open())
-            .order(dispatch_queue::id)
-            .select((
-                dispatch_queue::id,
-                dispatch_queue::status,
-                dispatch_queue::dispatch_epoch,
-                dispatch_queue::agent_id,
-                dispatch_queue::owner_instance_id,
-                dispatch_queue::started_at,
-            ))
-    )
-    .load(conn)
-    .await?;
+/// Jobs of a run that are all read whenever something changes. Of more, the end of one nearly always concerns itself only.
+const FEW: usize = 64;
+
+/// Reads a run with its jobs and locks it: whoever else changes one of its jobs waits.
+pub(crate) async fn load(conn: &mut Conn, ctx: &Ctx, id: RunId) -> Result<Option<RunState>, StoreError> {
+    let Some(run) = lock_run(conn, id).await? else { return Ok(None) };
+    let jobs: Vec<JobRow> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(id)))
+        .order(jobs::position)
+        .select(JobRow::as_select())
+        .load(conn)
+        .await?;
+    whole(conn, ctx, run, jobs).await.map(Some)
+}
+
+/// As [`load`], for the end of a job with this status. Of a large run in which nothing else follows from that, only the job is
+/// read, and which ways the others stand: what the end of each of a thousand jobs costs does not grow with their number.
+pub(crate) async fn load_end(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    job: JobRef,
+    end: JobStatus,
+) -> Result<Option<RunState>, StoreError> {
+    let Some(run) = lock_run(conn, job.run_id).await? else { return Ok(None) };
+    let some: Vec<JobRow> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .order(jobs::position)
+        .limit(FEW as i64 + 1)
+        .select(JobRow::as_select())
+        .load(conn)
+        .await?;
+    if some.len() <= FEW {
+        return whole(conn, ctx, run, some).await.map(Some);
+    }
+    let own: Option<JobRow> = jobs::table
+        .find(DbId::from(job.job_id))
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .select(JobRow::as_select())
+        .first(conn)
+        .await
+        .optional()?;
+    if let Some(own) = own {
+        let own = own.read()?;
+        let others = others(conn, job).await?;
+        if is_quiet(&run, &own, &others, end) {
+            let open: Vec<OpenColumns> = open_rows!(dispatch_queue::id.eq(DbId::from(job.job_id))).load(conn).await?;
+            let open = open.into_iter().map(read_open).collect::<Result<_, _>>()?;
+            let mut state = RunState::new(run, vec![own], Vec::new(), open);
+            state.others = others.into_iter().map(|other| other.view).collect();
+            state.max_chain_depth = ctx.max_chain_depth();
+            return Ok(Some(state));
+        }
+    }
+    let jobs: Vec<JobRow> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .order(jobs::position)
+        .select(JobRow::as_select())
+        .load(conn)
+        .await?;
+    whole(conn, ctx, run, jobs).await.map(Some)
+}
+
+async fn lock_run(conn: &mut Conn, id: RunId) -> Result<Option<Run>, StoreError> {
+    let query = lock_row!(runs::table.find(DbId::from(id)).select(RunRow::as_select()));
+    let row: Option<RunRow> = query.first(conn).await.optional()?;
+    row.map(RunRow::read).transpose()
+}
+
+async fn whole(conn: &mut Conn, ctx: &Ctx, run: Run, jobs: Vec<JobRow>) -> Result<RunState, StoreError> {
+    let key = DbId::from(run.id);
+    type Rows = (Vec<NeedRow>, Vec<OpenColumns>, i64);
+    let (needs, open, registry_version): Rows = at_once!(conn as c;
+        job_needs::table.filter(job_needs::run_id.eq(key)).select(NeedRow::as_select()).load(c),
+        open_rows!(dispatch_queue::run_id.eq(key)).load(c),
+        registry_version::table.find(1).select(registry_version::version).first(c),
+    )?;
+    let open = open.into_iter().map(read_open).collect::<Result<_, _>>()?;
+    let jobs = jobs.into_iter().map(JobRow::read).collect::<Result<_, _>>()?;
+    let needs = needs.into_iter().map(NeedRow::read).collect();
+    let mut state = RunState::new(run, jobs, needs, open);
+    state.max_chain_depth = ctx.max_chain_depth();
+    state.registry_version = Some(registry_version);
+    slots::load(conn, &mut state).await?;
+    Ok(state)
+}
+
+/// The ways in which the other jobs of a run stand, each once.
+async fn others(conn: &mut Conn, job: JobRef) -> Result<Vec<Other>, StoreError> {
+    type Columns = (String, String, Option<String>, bool, bool);
+    let rows: Vec<Columns> = jobs::table
+        .filter(jobs::run_id.eq(DbId::from(job.run_id)))
+        .filter(jobs::id.ne(DbId::from(job.job_id)))
+        .select((
+            jobs::base_name,
+            jobs::status,
+            jobs::failure_reason,
+            jobs::started_at.is_not_null().or(jobs::attempt.gt(1_i64)),
+            jobs::group_name.is_not_null(),
+        ))
+        .distinct()
+        .load(conn)
+        .await?;
     rows.into_iter()
-        .map(|(id, status, epoch, agent_id, owner, started_at)| {
-            let row = OpenRow {
-                status: word("queue status", &status)?,
-                epoch: small(epoch),
-                agent_id: agent_opt(agent_id)?,
-                owner: agent_opt(owner)?,
-                started: started_at.is_some(),
-            };
-            Ok((id.into(), row))
+        .map(|(base_name, status, reason, started, takes_turns)| {
+            let status = word("job status", &status)?;
+            let reason = reason.map(|reason| word("failure reason", &reason)).transpose()?;
+            Ok(Other { base_name, view: JobView { status, reason, started }, takes_turns })
         })
         .collect()
+}
+
+fn read_open((id, status, epoch, agent_id, owner, started_at): OpenColumns) -> Result<(JobId, OpenRow), StoreError> {
+    let row = OpenRow {
+        status: word("queue status", &status)?,
+        epoch: small(epoch),
+        agent_id: agent_opt(agent_id)?,
+        owner: agent_opt(owner)?,
+        started: started_at.is_some(),
+    };
+    Ok((id.into(), row))
 }
 
 /// Does what follows from the changes made to `state` and writes all of it.
@@ -96,23 +183,12 @@ pub(crate) async fn settle(
 ) -> Result<Effects, StoreError> {
     let was = state.run.clone();
     finish_advance(conn, ctx, &mut state, activate).await?;
-    for job in state.changed() {
-        kept(diesel::update(jobs::table.find(DbId::from(job.id))).set(JobChange::of(job))).execute(conn).await?;
-    }
-    for job in state.ended() {
-        close_steps(conn, ctx, job).await?;
-        if let Some(row) = state.open.get(&job.id) {
-            close_row(conn, ctx, job, row, state.row_end(job)).await?;
-        }
-    }
+    write(conn, ctx, &state, &was).await?;
     for retried in state.again.values() {
         put_back(conn, ctx, &state, retried).await?;
     }
-    enqueue(conn, ctx, &state).await?;
+    enqueue(conn, ctx, &state, &[]).await?;
     gates::open(conn, ctx, &state).await?;
-    if state.run != was {
-        write_run(conn, &state.run).await?;
-    }
     slots::leave(conn, ctx, &state).await?;
     ends::announce(conn, ctx, &state, was.status).await?;
     ctx.wake(Topic::Run(state.run.id));
@@ -120,6 +196,46 @@ pub(crate) async fn settle(
         ctx.wake(Topic::Cancels);
     }
     Ok(state.into_effects(was.status))
+}
+
+/// Writes what changed of rows that are there.
+async fn write(conn: &mut Conn, ctx: &Ctx, state: &RunState, was: &Run) -> Result<(), StoreError> {
+    let rows = || state.ended().filter_map(|job| Some((job, state.open.get(&job.id)?)));
+    at_once!(conn as c;
+        async {
+            for job in state.changed() {
+                kept(diesel::update(jobs::table.find(DbId::from(job.id))).set(JobChange::of(job))).execute(c).await?;
+            }
+            QueryResult::Ok(())
+        },
+        async {
+            // One that was never handed out has none.
+            for job in state.ended().filter(|job| job.dispatch_epoch > 0) {
+                steps_end(ctx, job).execute(c).await?;
+            }
+            QueryResult::Ok(())
+        },
+        async {
+            for (job, _) in rows() {
+                row_end(ctx, job, state.row_end(job)).execute(c).await?;
+            }
+            QueryResult::Ok(())
+        },
+        async {
+            for (job, row) in rows().filter(|(_, row)| row.status != QueueStatus::Pending) {
+                let why = job.failure_message.as_deref();
+                history_end(ctx, job.id, row.epoch, state.row_end(job).as_str(), why).execute(c).await?;
+            }
+            QueryResult::Ok(())
+        },
+        async {
+            match state.run == *was {
+                true => Ok(0),
+                false => run_change(&state.run).execute(c).await,
+            }
+        },
+    )?;
+    Ok(())
 }
 
 /// Sends a job that failed for this reason back to the queue, if the workflow wants that. False when it does not.
@@ -146,7 +262,7 @@ pub(crate) async fn try_again(
 async fn put_back(conn: &mut Conn, ctx: &Ctx, state: &RunState, retried: &Retried) -> Result<(), StoreError> {
     let job = retried.job;
     if let Some(at) = state.position(job.job_id) {
-        close_steps(conn, ctx, &state.jobs[at]).await?;
+        steps_end(ctx, &state.jobs[at]).execute(conn).await?;
     }
     let (time, text): (Option<DbTs>, Option<String>) = (None, None);
     diesel::update(dispatch_queue::table.find(DbId::from(job.job_id)))
@@ -172,7 +288,7 @@ async fn put_back(conn: &mut Conn, ctx: &Ctx, state: &RunState, retried: &Retrie
         .set((jobs::agent_id.eq(&text), jobs::last_heartbeat_at.eq(time)))
         .execute(conn)
         .await?;
-    end_history(conn, ctx, job.job_id, job.epoch, "retried", Some(&retried.why)).await?;
+    history_end(ctx, job.job_id, job.epoch, "retried", Some(&retried.why)).execute(conn).await?;
     ctx.wake(Topic::Queue);
     Ok(())
 }
@@ -217,8 +333,8 @@ pub(crate) async fn advance_fully(
     Ok(())
 }
 
-/// Writes the columns of a run that change after its creation.
-async fn write_run(conn: &mut Conn, run: &Run) -> Result<(), StoreError> {
+/// The columns of a run that change after its creation.
+fn run_change(run: &Run) -> impl QueryFragment<Db> + QueryId + Send + use<'_> {
     kept(diesel::update(runs::table.find(DbId::from(run.id))).set((
         runs::status.eq(run.status.as_str()),
         runs::lock_digest.eq(&run.lock_digest),
@@ -230,15 +346,10 @@ async fn write_run(conn: &mut Conn, run: &Run) -> Result<(), StoreError> {
         runs::finished_at.eq(db_ts(run.finished_at)),
         runs::deadline.eq(db_ts(run.deadline)),
     )))
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
-async fn close_steps(conn: &mut Conn, ctx: &Ctx, job: &Job) -> Result<(), StoreError> {
-    if job.dispatch_epoch == 0 {
-        return Ok(());
-    }
+/// The end of steps that a job leaves open.
+fn steps_end(ctx: &Ctx, job: &Job) -> impl QueryFragment<Db> + QueryId + Send + use<> {
     let running = match job.status {
         JobStatus::Success => StepStatus::Success,
         JobStatus::Cancelled => StepStatus::Cancelled,
@@ -254,12 +365,10 @@ async fn close_steps(conn: &mut Conn, ctx: &Ctx, job: &Job) -> Result<(), StoreE
             .filter(steps::status.eq_any([StepStatus::Running.as_str(), StepStatus::Pending.as_str()]))
             .set((steps::status.eq(end), steps::finished_at.eq(DbTs::from(ctx.now)))),
     )
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
-async fn close_row(conn: &mut Conn, ctx: &Ctx, job: &Job, row: &OpenRow, end: QueueStatus) -> Result<(), StoreError> {
+/// The end of a row of the queue.
+fn row_end(ctx: &Ctx, job: &Job, end: QueueStatus) -> impl QueryFragment<Db> + QueryId + Send + use<> {
     let none: Option<DbTs> = None;
     kept(diesel::update(dispatch_queue::table.find(DbId::from(job.id))).set((
         dispatch_queue::status.eq(end.as_str()),
@@ -268,23 +377,16 @@ async fn close_row(conn: &mut Conn, ctx: &Ctx, job: &Job, row: &OpenRow, end: Qu
         dispatch_queue::recovery_deadline.eq(none),
         dispatch_queue::unroutable_since.eq(none),
     )))
-    .execute(conn)
-    .await?;
-    if row.status == QueueStatus::Pending {
-        return Ok(());
-    }
-    end_history(conn, ctx, job.id, row.epoch, end.as_str(), job.failure_message.as_deref()).await
 }
 
-/// Ends the history entry of a delivery.
-pub(crate) async fn end_history(
-    conn: &mut Conn,
+/// The end of the history entry of a delivery.
+pub(crate) fn history_end<'a>(
     ctx: &Ctx,
     job: JobId,
     epoch: u32,
-    outcome: &str,
+    outcome: &'a str,
     reason: Option<&str>,
-) -> Result<(), StoreError> {
+) -> impl QueryFragment<Db> + QueryId + Send + use<'a> {
     kept(
         diesel::update(dispatch_history::table.find((DbId::from(job), i64::from(epoch))))
             .filter(dispatch_history::ended_at.is_null())
@@ -294,30 +396,49 @@ pub(crate) async fn end_history(
                 dispatch_history::reason.eq(clean_opt(reason)),
             )),
     )
-    .execute(conn)
-    .await?;
-    Ok(())
 }
 
-/// Adds the rows of newly queued jobs.
-pub(crate) async fn enqueue(conn: &mut Conn, ctx: &Ctx, state: &RunState) -> Result<(), StoreError> {
+/// Adds the rows of newly queued jobs, and of those that agents got with them the entries of the history.
+pub(crate) async fn enqueue(
+    conn: &mut Conn,
+    ctx: &Ctx,
+    state: &RunState,
+    placed: &[(AgentId, Job)],
+) -> Result<(), StoreError> {
+    if state.enqueued.is_empty() {
+        return Ok(());
+    }
     let mut waiting = false;
     let mut rows = Vec::with_capacity(state.enqueued.len());
-    let mut known: BTreeMap<String, ()> = BTreeMap::new();
+    let mut selectors: BTreeMap<String, SelectorRow> = BTreeMap::new();
     for job in &state.jobs {
         let Some(entry) = state.enqueued.get(&job.id) else { continue };
         let selector = selector_row(ctx, entry)?;
         rows.push(queue_row(&state.run, job, entry, selector.digest.clone(), ctx));
         waiting |= job.agent_id.is_none();
-        if known.insert(selector.digest.clone(), ()).is_none() {
-            diesel::insert_into(queue_selectors::table)
-                .values(&selector)
-                .on_conflict_do_nothing()
-                .execute(conn)
-                .await?;
+        if !ctx.selector_kept(&selector.digest) {
+            selectors.insert(selector.digest.clone(), selector);
         }
     }
-    insert_all!(conn, dispatch_queue::table, &rows);
+    let history: Vec<HandedRow> = placed.iter().map(|(agent, job)| HandedRow::of(ctx, agent, job)).collect();
+    at_once!(conn as c;
+        async {
+            for selector in selectors.values() {
+                let insert = diesel::insert_into(queue_selectors::table).values(selector).on_conflict_do_nothing();
+                insert.execute(c).await?;
+            }
+            QueryResult::Ok(())
+        },
+        async {
+            insert_all!(c, dispatch_queue::table, &rows);
+            QueryResult::Ok(())
+        },
+        async {
+            insert_all!(c, dispatch_history::table, &history);
+            QueryResult::Ok(())
+        },
+    )?;
+    selectors.into_keys().for_each(|digest| ctx.keep_selector(digest));
     credentials::declare(conn, state).await?;
     if waiting {
         ctx.wake(Topic::Queue);

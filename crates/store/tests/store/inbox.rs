@@ -103,7 +103,13 @@ async fn a_delivery_is_stored_once_and_reopened_only_after_a_failure() {
         assert_eq!(t.store.delivery_counts().await.unwrap()[&DeliveryStatus::Processed], 1);
 
         assert_eq!(t.store.delivery_bodies_finished(5).await.unwrap().len(), 1);
-        t.store.delivery_body_moved(id, Some("event-log/x".to_owned()), None).await.unwrap();
+        let finished = row.finished_at.unwrap();
+        let key = || Some("event-log/x".to_owned());
+        assert!(
+            !t.store.delivery_body_moved(id, t.clock.now().plus(Duration::from_secs(1)), key(), None).await.unwrap()
+        );
+        assert!(t.store.delivery_body(id).await.unwrap().is_some(), "it was finished at another time");
+        assert!(t.store.delivery_body_moved(id, finished, key(), None).await.unwrap());
         assert_eq!(t.store.delivery_body(id).await.unwrap(), None);
         assert!(t.store.delivery_bodies_finished(5).await.unwrap().is_empty());
     })
@@ -118,18 +124,112 @@ async fn claims_are_freed_by_release_by_time_and_by_retry() {
             panic!()
         };
         let lapse = Duration::from_secs(900);
-        assert!(t.store.delivery_claim(10, lapse).await.unwrap().is_empty(), "claimed when it was stored");
+        assert!(t.store.delivery_claim(10, lapse, 5).await.unwrap().is_empty(), "claimed when it was stored");
         assert_eq!(t.store.delivery_claims_release(vec![instance("node-1")]).await.unwrap(), 1);
-        assert_eq!(t.store.delivery_claim(10, lapse).await.unwrap()[0].id, id);
-        assert!(t.store.delivery_claim(10, lapse).await.unwrap().is_empty());
+        assert_eq!(t.store.delivery_claim(10, lapse, 5).await.unwrap()[0].id, id);
+        assert!(t.store.delivery_claim(10, lapse, 5).await.unwrap().is_empty());
         t.clock.advance(lapse + Duration::from_micros(1));
-        assert_eq!(t.store.delivery_claim(10, lapse).await.unwrap().len(), 1);
+        assert_eq!(t.store.delivery_claim(10, lapse, 5).await.unwrap().len(), 1);
         let later = t.clock.now().plus(Duration::from_secs(60));
         assert!(t.store.delivery_retry(id, "forge is down".to_owned(), later).await.unwrap());
-        assert!(t.store.delivery_claim(10, lapse).await.unwrap().is_empty());
+        assert!(t.store.delivery_claim(10, lapse, 5).await.unwrap().is_empty());
         t.clock.advance(Duration::from_secs(60));
-        let claimed = t.store.delivery_claim(10, lapse).await.unwrap();
+        let claimed = t.store.delivery_claim(10, lapse, 5).await.unwrap();
         assert_eq!((claimed[0].attempts, claimed[0].error.as_deref()), (1, Some("forge is down")));
+    })
+    .await;
+}
+
+/// Ids of what is claimed, in order, with the claims that count.
+async fn claim(t: &TestStore) -> Vec<(String, u32)> {
+    let claimed = t.store.delivery_claim(10, Duration::from_secs(900), 5).await.unwrap();
+    claimed.into_iter().map(|delivery| (delivery.delivery_id, delivery.claims)).collect()
+}
+
+fn owned(pairs: &[(&str, u32)]) -> Vec<(String, u32)> {
+    pairs.iter().map(|(id, claims)| ((*id).to_owned(), *claims)).collect()
+}
+
+/// As when the process is killed and started again.
+async fn restart(t: &TestStore) {
+    t.store.delivery_claims_release(vec![instance("node-1")]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_whose_processing_ends_five_processes_is_dead_and_its_neighbours_are_not() {
+    TestStore::each(|t| async move {
+        let source_id = SourceId::from_uuid(TestIds.uuid());
+        let new = |id: &str| NewDelivery { claimed_by: None, ..delivery(source_id, id) };
+        // The poisoned one is the oldest, and so first in every order by age.
+        let DeliveryInserted::Inserted(poison) = t.store.delivery_insert(new("poison")).await.unwrap() else {
+            panic!()
+        };
+        let mut ids = std::collections::BTreeMap::new();
+        for name in ["a", "b"] {
+            t.clock.advance(Duration::from_secs(1));
+            let DeliveryInserted::Inserted(id) = t.store.delivery_insert(new(name)).await.unwrap() else { panic!() };
+            ids.insert(name, id);
+        }
+        assert_eq!(claim(&t).await, owned(&[("poison", 1), ("a", 1), ("b", 1)]));
+        restart(&t).await;
+        assert_eq!(claim(&t).await, owned(&[("poison", 2), ("a", 2), ("b", 2)]), "one end may be chance");
+        restart(&t).await;
+        assert_eq!(claim(&t).await, owned(&[("poison", 3)]), "from now on one at a time");
+        assert!(claim(&t).await.is_empty());
+        // Others need not wait for it.
+        t.store.delivery_insert(new("fresh")).await.unwrap();
+        assert_eq!(claim(&t).await, owned(&[("fresh", 1)]));
+        restart(&t).await;
+        assert_eq!(claim(&t).await, owned(&[("a", 3), ("fresh", 2)]), "those with the fewest ends first");
+        t.store.delivery_finish(ids["a"], outcome(DeliveryStatus::Processed)).await.unwrap();
+        assert_eq!(claim(&t).await, owned(&[("b", 3)]));
+        t.store.delivery_finish(ids["b"], outcome(DeliveryStatus::Processed)).await.unwrap();
+        for claims in [4, 5] {
+            assert_eq!(claim(&t).await, owned(&[("poison", claims)]));
+            restart(&t).await;
+            let fresh = t.store.delivery_claim(10, Duration::from_secs(900), 5).await.unwrap();
+            if claims == 4 {
+                assert_eq!(fresh.len(), 1, "`fresh` is taken alone as well by now: {fresh:?}");
+                t.store.delivery_finish(fresh[0].id, outcome(DeliveryStatus::Processed)).await.unwrap();
+            }
+        }
+        let dead = t.store.delivery_get(poison).await.unwrap().unwrap();
+        assert_eq!((dead.status, dead.attempts), (DeliveryStatus::Dead, 0));
+        let note = dead.note.unwrap();
+        assert!(note.contains("5 times in a row the process ended while it was processed"), "{note}");
+        assert!(dead.error.is_some() && dead.claimed_by.is_none() && dead.finished_at.is_some());
+        assert!(t.store.delivery_body(poison).await.unwrap().is_some(), "a retry needs the body");
+        // A person may give it a new life, all of it.
+        assert!(t.store.delivery_reopen(poison).await.unwrap());
+        assert_eq!(claim(&t).await, owned(&[("poison", 1)]));
+        assert_eq!(t.store.delivery_get(poison).await.unwrap().unwrap().note, None);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orderly_stop_and_a_failed_attempt_cost_no_claim() {
+    TestStore::each(|t| async move {
+        let source_id = SourceId::from_uuid(TestIds.uuid());
+        // Claimed as it was stored, and left in the queue of the process.
+        let DeliveryInserted::Inserted(id) = t.store.delivery_insert(delivery(source_id, "d-1")).await.unwrap() else {
+            panic!()
+        };
+        assert_eq!(t.store.delivery_get(id).await.unwrap().unwrap().claims, 1);
+        for _ in 0..10 {
+            assert_eq!(t.store.delivery_claims_return().await.unwrap(), 1);
+            assert_eq!(t.store.delivery_claims_return().await.unwrap(), 0);
+            assert_eq!(claim(&t).await, owned(&[("d-1", 1)]));
+        }
+        for claims in [2, 3] {
+            restart(&t).await;
+            assert_eq!(claim(&t).await, owned(&[("d-1", claims)]));
+        }
+        let now = t.clock.now();
+        assert!(t.store.delivery_retry(id, "the forge is down".to_owned(), now).await.unwrap());
+        let again = t.store.delivery_claim(10, Duration::from_secs(900), 5).await.unwrap().remove(0);
+        assert_eq!((again.claims, again.attempts), (1, 1), "it came to an end, so it is not what ends processes");
+        assert!(!again.is_suspect());
     })
     .await;
 }
@@ -243,7 +343,7 @@ async fn the_overflow_has_a_budget_is_drained_oldest_first_and_ages_out() {
         }
         assert_eq!(t.store.delivery_shed(shed("d"), 3).await.unwrap(), DeliveryShed::NoRoom);
         assert_eq!(t.store.delivery_shed(shed("a"), 3).await.unwrap(), DeliveryShed::Kept);
-        assert!(t.store.delivery_claim(10, minute).await.unwrap().is_empty(), "overflow is not in the inbox");
+        assert!(t.store.delivery_claim(10, minute, 5).await.unwrap().is_empty(), "overflow is not in the inbox");
 
         let first = t.store.delivery_drain(1, 10 * minute).await.unwrap();
         assert_eq!((first.claimed[0].delivery_id.as_str(), first.claimed[0].attempts, first.dropped), ("a", 0, 0));

@@ -8,6 +8,7 @@ mod dynamic;
 mod fixtures;
 mod fleet;
 mod inbox;
+mod large;
 mod lifecycle;
 mod queue;
 mod retention;

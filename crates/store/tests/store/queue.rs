@@ -13,7 +13,7 @@ use crate::fixtures::{Plan, claim, enqueue, entry, finish, result, selector, sta
 const WINDOW: Duration = Duration::from_secs(120);
 
 fn requeue(job: &ClaimedJob, from: RequeueFrom, budget: u32) -> RequeueRequest {
-    RequeueRequest { job: job.job_ref, from, reason: "no answer".to_owned(), budget, expires_at: None }
+    RequeueRequest { job: job.job_ref, from, reason: "no answer".to_owned(), budget, counts: true, expires_at: None }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,6 +227,8 @@ async fn an_agent_that_moved_to_a_live_sibling_is_left_alone() {
     assert_eq!(t.store.instance_dead(dead).await.unwrap(), [instance("node-2")]);
     assert_eq!(t.store.queue_owned_by_instances(vec![instance("node-2")]).await.unwrap().len(), 1);
     assert_eq!(t.store.queue_recover(request).await.unwrap(), Guarded::Applied);
+    sibling.instance_remove(instance("node-2")).await.unwrap();
+    assert_eq!(t.store.instance_dead(dead).await.unwrap(), [instance("node-2")], "it stopped and left a job");
     sibling.close().await;
 }
 
@@ -268,8 +270,71 @@ async fn a_routing_reason_keeps_its_start_and_goes_with_the_claim() {
         claim(&t, "a1", 1).await;
         assert_eq!(t.store.job_get(job_id).await.unwrap().unwrap().routing_reason, None);
         assert_eq!(t.store.queue_get(job_id).await.unwrap().unwrap().unroutable_since, None);
+        // Whoever looked before the claim and writes after it: nothing is left to explain.
+        t.store.queue_routing_set(vec![routing(Some(since))]).await.unwrap();
+        assert_eq!(t.store.job_get(job_id).await.unwrap().unwrap().routing_reason, None);
+        assert_eq!(t.store.queue_get(job_id).await.unwrap().unwrap().unroutable_since, None);
         let filter = QueueFilter { agent_id: Some(agent("a1")), limit: 10, ..QueueFilter::default() };
         assert_eq!(t.store.queue_list(filter).await.unwrap().len(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_does_not_count_uses_up_no_budget_and_no_time_is_added() {
+    TestStore::each(|t| async move {
+        let limit = t.clock.now().plus(WINDOW);
+        let start = JobStart::Queued(QueueEntry { expires_at: Some(limit), ..entry("default") });
+        Plan::new("k").with("a", "a", |job| job.start = start).create(&t).await;
+        for epoch in 1..=10 {
+            let claimed = claim(&t, "a1", 1).await.pop().unwrap();
+            assert_eq!(claimed.job_ref.epoch, epoch);
+            let later = Some(t.clock.now().plus(WINDOW * 2));
+            let free = RequeueRequest {
+                counts: false,
+                expires_at: later,
+                ..requeue(&claimed, RequeueFrom::NotStarted(agent("a1")), 2)
+            };
+            let done = t.store.queue_requeue(free, enqueue()).await.unwrap();
+            assert!(matches!(done, Requeued::Requeued { attempts: 0 }), "{done:?}");
+            let row = t.store.queue_get(claimed.job_ref.job_id).await.unwrap().unwrap();
+            assert_eq!((row.status, row.dispatch_attempts, row.expires_at), (QueueStatus::Pending, 0, Some(limit)));
+        }
+        let claimed = claim(&t, "a1", 1).await.pop().unwrap();
+        let done =
+            t.store.queue_requeue(requeue(&claimed, RequeueFrom::NotStarted(agent("a1")), 2), enqueue()).await.unwrap();
+        assert!(matches!(done, Requeued::Requeued { attempts: 1 }), "{done:?}");
+        let claimed = claim(&t, "a1", 1).await.pop().unwrap();
+        let done =
+            t.store.queue_requeue(requeue(&claimed, RequeueFrom::NotStarted(agent("a1")), 2), enqueue()).await.unwrap();
+        assert!(matches!(done, Requeued::GaveUp(_)), "{done:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_asks_for_a_job_which_waits_for_it_has_come_back() {
+    TestStore::each(|t| async move {
+        Plan::new("k").queued("a").queued("b").create(&t).await;
+        let started = start(&t, "a1").await;
+        let unstarted = claim(&t, "a1", 1).await.pop().unwrap();
+        for job in [&started, &unstarted] {
+            let request =
+                RecoverRequest { job: job.job_ref, agent_id: agent("a1"), deadline: t.clock.now().plus(WINDOW) };
+            assert_eq!(t.store.queue_recover(request).await.unwrap(), Guarded::Applied);
+        }
+        let ask =
+            async |job: JobRef, who: &str| t.store.job_start(job, agent(who), CancellationToken::new()).await.unwrap();
+        assert_eq!(ask(started.job_ref, "a2").await, StartVerdict::Denied);
+        let older = JobRef { epoch: 0, ..started.job_ref };
+        assert_eq!(ask(older, "a1").await, StartVerdict::Denied);
+        assert_eq!(ask(started.job_ref, "a1").await, StartVerdict::AlreadyGranted);
+        assert!(matches!(ask(unstarted.job_ref, "a1").await, StartVerdict::Granted { .. }));
+        for job in [&started, &unstarted] {
+            let row = t.store.queue_get(job.job_ref.job_id).await.unwrap().unwrap();
+            assert_eq!((row.status, row.recovery_deadline), (QueueStatus::Dispatched, None));
+            assert_eq!(t.store.job_get(job.job_ref.job_id).await.unwrap().unwrap().status, JobStatus::Running);
+        }
     })
     .await;
 }

@@ -65,12 +65,14 @@ async fn deliveries_go_after_their_bodies_and_never_before_they_are_processed() 
         let outcome = DeliveryOutcome { status: DeliveryStatus::Processed, error: None, note: None };
         assert!(t.store.delivery_finish(done, outcome).await.unwrap());
         t.store.trace_put(done, serde_json::json!({})).await.unwrap();
-        t.store.delivery_body_moved(done, Some("k1".to_owned()), None).await.unwrap();
+        let finished = t.store.delivery_get(done).await.unwrap().unwrap().finished_at.unwrap();
+        assert!(t.store.delivery_body_moved(done, finished, Some("k1".to_owned()), None).await.unwrap());
         t.clock.advance(DAY * 3);
         let before = t.clock.now().minus(DAY);
         assert_eq!(t.store.deliveries_prune(before, 10).await.unwrap(), 0, "its body would be lost from sight");
         assert_eq!(t.store.payloads_older(before, 10).await.unwrap(), [(done, "k1".to_owned())]);
-        t.store.delivery_body_moved(done, None, Some("expired".to_owned())).await.unwrap();
+        assert!(!t.store.delivery_body_expired(done, "k0".to_owned()).await.unwrap());
+        assert!(t.store.delivery_body_expired(done, "k1".to_owned()).await.unwrap());
         assert!(t.store.payloads_older(before, 10).await.unwrap().is_empty());
         assert_eq!(t.store.traces_prune(before, 10).await.unwrap(), 1);
         assert!(t.store.trace_get(done).await.unwrap().is_none());

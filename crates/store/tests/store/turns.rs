@@ -405,6 +405,7 @@ async fn acceptance_10_a_full_queue_fails_new_jobs_and_takes_back_old_ones() {
             from: RequeueFrom::NotStarted(agent("a1")),
             reason: "refused".to_owned(),
             budget: 5,
+            counts: true,
             expires_at: None,
         };
         let back = t.store.queue_requeue(request, enqueue()).await.unwrap();

@@ -32,6 +32,9 @@ pub(crate) struct Convert {
     /// Label of jobs that ask for no machine
     #[arg(long, default_value = "default", value_name = "LABEL")]
     runs_on: String,
+    /// Leave images and services out: steps run on the agent itself, which then needs no Docker or Podman
+    #[arg(long)]
+    no_containers: bool,
     /// Form of the report, which goes to stderr, or to stdout where no file does [default: text; json with --output json]
     #[arg(long)]
     report: Option<ReportForm>,
@@ -76,7 +79,7 @@ struct File {
 }
 
 pub(super) fn run(out: &Output, arguments: &Convert) -> Result<u8, Failure> {
-    let options = Options { runs_on: arguments.runs_on.clone() };
+    let options = Options { runs_on: arguments.runs_on.clone(), containers: !arguments.no_containers };
     let dialect = arguments.from.map(|from| match from {
         From::Github => Dialect::Github,
         From::Gitlab => Dialect::Gitlab,
@@ -90,7 +93,9 @@ pub(super) fn run(out: &Output, arguments: &Convert) -> Result<u8, Failure> {
         let name = path.display().to_string();
         let mut conversion = convert(&name, &String::from_utf8_lossy(&text), dialect, &options);
         let mut written = None;
-        if let (Some(folder), Some(text)) = (&folder, conversion.text.take()) {
+        if let Some(folder) = &folder
+            && let Some(text) = conversion.text.take()
+        {
             let target = folder.join(file_name(&name));
             write(&target, &text, arguments.force)?;
             written = Some(target.display().to_string());

@@ -70,6 +70,7 @@ pub(super) async fn run(out: &Output, run: Run) -> Result<u8, Failure> {
     let environment = Sources::from_process(None, BTreeMap::new()).env;
     let (tell, stop) = watch::channel(Stop::Run);
     let tell = Arc::new(tell);
+    let all = Arc::new(set.workflows().cloned().collect::<Vec<_>>());
     let mut worst = 0;
     let mut results = Vec::new();
     for (at, (workflow, event)) in chosen.iter().enumerate() {
@@ -81,6 +82,7 @@ pub(super) async fn run(out: &Output, run: Run) -> Result<u8, Failure> {
             ids: Arc::new(SystemIds),
             step_timeout: STEP_TIMEOUT,
             only: run.job.clone(),
+            workflows: Arc::clone(&all),
         };
         let screen = Terminal::new(out, workflow, run.timestamps, Arc::clone(&tell));
         let summary = tokio::select! {

@@ -43,6 +43,7 @@ pub fn workflow(jobs: &[JobDef]) -> Workflow {
         approval: None,
         timeout_ms: None,
         concurrency: None,
+        for_generated: None,
         jobs: jobs.collect(),
     }
 }

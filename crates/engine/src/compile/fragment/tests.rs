@@ -1,6 +1,6 @@
 use super::*;
-use crate::compile::compile_file;
-use crate::lock::Need;
+use crate::compile::{compile_file, compile_set};
+use crate::lock::{Need, Shell};
 use crate::plan::merge;
 use crate::state::JobStatus;
 
@@ -47,6 +47,69 @@ fn jobs_are_those_of_a_file_and_lie_at_their_generator() {
     assert_eq!(jobs[0].runs_on.labels.len(), 2);
     assert!(jobs.iter().flat_map(|job| &job.steps).all(|step| step.source.line == 4 && step.source.file == FILE));
     assert_eq!(jobs[1].needs, [Need::on("one", JobStatus::terminal().collect::<Vec<_>>())]);
+}
+
+#[test]
+fn generated_jobs_have_the_defaults_and_the_step_files_of_their_workflow() {
+    let defaults = "defaults: { shell: sh, working_directory: sub, timeout: 5m, retry: 2, container: alpine, env: { A: a, B: b } }\n";
+    let part =
+        "inputs: { word: {} }\r\nsteps:\r\n  - { run: echo, secrets: [OTHER] }\r\n  - parallel: { steps: [x, y] }\r\n";
+    let compiled = |part: &str| {
+        let files = [(FILE, format!("{BASE}{defaults}")), (".kici/steps/up.yaml", part.to_owned())];
+        let set = compile_set(&files.map(|(path, text)| (path.to_owned(), text)));
+        assert_eq!(set.diagnostics().count(), 0, "{:?}", set.diagnostics().collect::<Vec<_>>());
+        set.workflows().next().expect("a workflow").clone()
+    };
+    // It went through the database since.
+    let base = compiled(part);
+    let base: Workflow = serde_json::from_str(&serde_json::to_string(&base).expect("JSON")).expect("a workflow");
+    let at = position(&base, "plan");
+    let make = |steps: &str| {
+        let document = format!(
+            r#"{{"jobs": [{{"name": "a", "env": {{"B": "own"}}, "secrets": ["TOKEN"], "steps": [{steps}]}}]}}"#
+        );
+        compile_fragment(&base, at, document.as_bytes()).map_err(|error| error.to_string())
+    };
+    let used = r#"{"id": "up", "use": "./.kici/steps/up.yaml", "with": {"word": "w"}}, "last""#;
+    // What a step file asks for counts as asked for by the job.
+    let refused = make(used).expect_err("a secret");
+    assert!(refused.contains("'OTHER' is not allowed to generated jobs"), "{refused}");
+    let base = compiled(&part.replace(", secrets: [OTHER]", ""));
+    let make = |steps: &str| {
+        let document = format!(r#"{{"jobs": [{{"name": "a", "env": {{"B": "own"}}, "steps": [{steps}]}}]}}"#);
+        compile_fragment(&base, at, document.as_bytes()).map_err(|error| error.to_string())
+    };
+    let job = make(used).expect("sound").remove(0);
+    assert_eq!((job.env["A"].clone(), job.env["B"].clone()), (Value::fixed("a"), Value::fixed("own")));
+    assert_eq!((job.timeout_ms, job.retry.as_ref().map(|retry| retry.attempts)), (Some(300_000), Some(2)));
+    assert!(job.container.is_some());
+    let last = job.steps.last().expect("a step");
+    assert_eq!((last.shell.clone(), last.working_directory.clone()), (Some(Shell::Sh), Some(Value::fixed("sub"))));
+    assert_eq!(job.steps.len(), 4);
+    assert_eq!((job.steps[0].composite, job.steps[1].group, last.composite), (Some(0), Some(0), None));
+    assert_eq!(job.steps[0].source.file, ".kici/steps/up.yaml");
+    assert_eq!((job.composites[0].source.line, last.source.line), (4, 4));
+    let missing = make(r#"{"use": "./.kici/steps/upp.yaml"}"#).expect_err("a typing error");
+    assert!(missing.contains("there is no step file"), "{missing}");
+    let merged = merge(&base, at, vec![job]).expect("joined");
+    assert!(merged.for_generated.is_some(), "another generator may follow");
+    // A step file that only generated jobs may use changes the workflow too; line ends do not.
+    let hash = |part: &str| compiled(part).content_hash;
+    let plain = part.replace(", secrets: [OTHER]", "");
+    assert_ne!(hash(&plain), hash(&plain.replace("echo", "true")));
+    assert_eq!(compiled(&plain), compiled(&plain.replace("\r\n", "\n")));
+}
+
+#[test]
+fn step_files_that_a_run_would_have_to_keep_have_a_limit() {
+    let part = format!("steps:\n  - run: |\n{}", format!("      echo {}\n", "x".repeat(100)).repeat(4000));
+    let mut files = vec![(FILE.to_owned(), BASE.to_owned())];
+    files.extend((0..3).map(|n| (format!(".kici/steps/{n}.yaml"), part.clone())));
+    let faults = |files: &[(String, String)]| -> Vec<String> {
+        compile_set(files).diagnostics().filter(|d| d.is_error()).map(|d| d.code.clone()).collect()
+    };
+    assert_eq!(faults(&files), ["K0704"]);
+    assert_eq!(faults(&files[..2]), Vec::<String>::new());
 }
 
 /// Acceptance 18 of workflows-and-events, as far as it is a decision.

@@ -14,6 +14,14 @@ fn everything() {
 }
 
 #[test]
+fn jobs_in_containers_keep_caches_and_artifacts_as_others_do() {
+    let text = "on: push\ndefaults: { runs_on: default, container: debian:12 }\njobs:\n  a:\n    cache: { key: \"k-${{ hash_files('lock') }}\", paths: [a, ~/b] }\n    artifacts: { upload: [{ name: n, paths: a }] }\n    steps: [{ run: x, cache: { key: s, paths: c } }]\n";
+    let workflow = only(text);
+    assert!(workflow.jobs[0].container.is_some());
+    assert_eq!((workflow.jobs[0].cache.len(), workflow.jobs[0].artifacts.upload.len()), (1, 1));
+}
+
+#[test]
 fn the_container_of_the_defaults_is_that_of_jobs_without_one() {
     let text = "on: push\ndefaults: { runs_on: default, container: debian:12 }\njobs:\n  a: { run: x }\n  b: { run: x, container: alpine }\n  c: { invoke: { event: e } }\n";
     let workflow = only(text);

@@ -5,35 +5,41 @@
 use std::io::{self, Read, Write};
 
 /// Bytes of a block.
-pub(super) const BLOCK: usize = 512;
+pub const BLOCK: usize = 512;
 /// Longest name or target of a link.
-pub(super) const MAX_NAME: usize = 4096;
+pub const MAX_NAME: usize = 4096;
 
 /// What a header is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
+    /// A plain file.
     File,
+    /// A directory.
     Dir,
+    /// A symbolic link.
     Link,
 }
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) name: Vec<u8>,
-    pub(super) kind: Kind,
-    /// Of a link.
-    pub(super) target: Vec<u8>,
-    pub(super) mode: u32,
+pub struct Entry {
+    /// Its path; of a directory with a slash at its end.
+    pub name: Vec<u8>,
+    /// What it is.
+    pub kind: Kind,
+    /// Where a link points.
+    pub target: Vec<u8>,
+    /// Its permissions.
+    pub mode: u32,
     /// Seconds since 1970.
-    pub(super) modified: u64,
+    pub modified: u64,
     /// Bytes that follow; only a file has some.
-    pub(super) size: u64,
+    pub size: u64,
 }
 
 /// What cannot be read.
 #[derive(Debug)]
-pub(super) enum BadTar {
+pub enum BadTar {
     /// It is not one of ours.
     Refused(String),
     /// The stream.
@@ -51,7 +57,10 @@ impl From<io::Error> for BadTar {
 }
 
 /// Writes the header of an entry; its bytes and [`pad`] follow.
-pub(super) fn write(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
+///
+/// # Errors
+/// Those of `out`.
+pub fn write(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
     long(out, b'L', &entry.name)?;
     long(out, b'K', &entry.target)?;
     let letter = match entry.kind {
@@ -110,7 +119,10 @@ fn number(value: u64) -> [u8; 12] {
 }
 
 /// Fills the last block of `size` bytes.
-pub(super) fn pad(out: &mut impl Write, size: u64) -> io::Result<()> {
+///
+/// # Errors
+/// Those of `out`.
+pub fn pad(out: &mut impl Write, size: u64) -> io::Result<()> {
     out.write_all(&[0; BLOCK][..rest(size)])
 }
 
@@ -123,12 +135,18 @@ fn rest(size: u64) -> usize {
 }
 
 /// Ends an archive.
-pub(super) fn end(out: &mut impl Write) -> io::Result<()> {
+///
+/// # Errors
+/// Those of `out`.
+pub fn end(out: &mut impl Write) -> io::Result<()> {
     out.write_all(&[0; 2 * BLOCK])
 }
 
 /// Reads the next header; none at the end. The bytes of a file must be read before the next one, see [`skip_pad`].
-pub(super) fn read(input: &mut impl Read) -> Result<Option<Entry>, BadTar> {
+///
+/// # Errors
+/// [`BadTar`].
+pub fn read(input: &mut impl Read) -> Result<Option<Entry>, BadTar> {
     let refused = |text: &str| BadTar::Refused(text.to_owned());
     let (mut name, mut target) = (None, None);
     loop {
@@ -181,7 +199,10 @@ pub(super) fn read(input: &mut impl Read) -> Result<Option<Entry>, BadTar> {
 }
 
 /// Reads what fills the last block of `size` bytes.
-pub(super) fn skip_pad(input: &mut impl Read, size: u64) -> Result<(), BadTar> {
+///
+/// # Errors
+/// [`BadTar`].
+pub fn skip_pad(input: &mut impl Read, size: u64) -> Result<(), BadTar> {
     let mut block = [0; BLOCK];
     Ok(input.read_exact(&mut block[..rest(size)])?)
 }
