@@ -32,7 +32,7 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
     let run =
         async { anyhow::Ok(Agent::run(config, Arc::new(SystemClock), signals()?, sockets, Some(metrics)).await?) };
     // On a worker, as all that it talks to: each word between two threads costs a wake-up.
-    let ended = runtime.block_on(async { tokio::spawn(run).await? })?;
+    let ended = runtime.block_on(runtime.spawn(run))??;
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(message) = ended.message {
         eprintln!("kici-agent: {message}");

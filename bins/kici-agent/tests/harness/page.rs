@@ -18,7 +18,7 @@ pub fn holds(part: &str, table: &str) {
 
 /// A cell of a table.
 pub fn cell(text: &str) -> String {
-    text.trim().replace('|', "\\|").replace('\n', " ").replace('\t', " ").replace('<', "&lt;")
+    text.trim().replace('|', "\\|").replace(['\n', '\t'], " ").replace('<', "&lt;")
 }
 
 /// What a job ends as, in words.

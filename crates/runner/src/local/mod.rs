@@ -249,9 +249,12 @@ struct Job<'a> {
     screen: &'a dyn Screen,
 }
 
+/// How a job ended, and the jobs that it made.
+type JobEnd = (Outcome, Option<Vec<lock::Job>>);
+
 impl Job<'_> {
     /// How it ended, and the jobs that it made.
-    async fn run(&self, stop: &mut watch::Receiver<Stop>) -> Result<(Outcome, Option<Vec<lock::Job>>), LocalError> {
+    async fn run(&self, stop: &mut watch::Receiver<Stop>) -> Result<JobEnd, LocalError> {
         if let Some(invocation) = self.board.entries()[self.at].invocation() {
             return Ok((self.invoke(invocation, stop).await?, None));
         }
@@ -260,10 +263,7 @@ impl Job<'_> {
 
     /// Runs the steps of the job itself. Apart, since what they need of the stack is there only while they run: runs in runs go
     /// deep.
-    fn own_steps<'b>(
-        &'b self,
-        stop: &'b mut watch::Receiver<Stop>,
-    ) -> BoxFuture<'b, Result<(Outcome, Option<Vec<lock::Job>>), LocalError>> {
+    fn own_steps<'b>(&'b self, stop: &'b mut watch::Receiver<Stop>) -> BoxFuture<'b, Result<JobEnd, LocalError>> {
         Box::pin(async move {
             let dir = self.settings.scratch.join(format!("job-{}", self.at));
             let io = |path: &Path, error: io::Error| LocalError::Io { path: path.to_owned(), error };
