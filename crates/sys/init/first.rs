@@ -86,8 +86,18 @@ impl All {
     }
 
     fn keepers(&self) -> Vec<i32> {
-        lock(&self.0).values().filter(|running| !lock(&running.state).is_over).map(|running| running.keeper).collect()
+        keepers(&lock(&self.0))
     }
+
+    /// Ends what no keeper is above any more. Held meanwhile, so that no keeper begins that is not known yet.
+    fn kill_strays(&self) {
+        let all = lock(&self.0);
+        kill_below(1, &keepers(&all));
+    }
+}
+
+fn keepers(all: &HashMap<u32, Arc<Running>>) -> Vec<i32> {
+    all.values().filter(|running| !lock(&running.state).is_over).map(|running| running.keeper).collect()
 }
 
 pub fn run() -> ExitCode {
@@ -164,6 +174,8 @@ fn begin(start: Start, all: &Arc<All>, line: &Line) -> Result<(), String> {
     let mut keeper = Command::new("/proc/self/exe");
     keeper.args(keeper::arguments(&commands)).env_clear().envs(env).current_dir(cwd);
     keeper.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // From before it is there until it is known: whoever looks for strays meanwhile would take it for one.
+    let mut known = lock(&all.0);
     let mut child = keeper.spawn().map_err(|error| format!("no process can be started: {error}"))?;
     // It holds our side of the socket, which would hide the end of the keeper.
     drop(keeper);
@@ -172,7 +184,8 @@ fn begin(start: Start, all: &Arc<All>, line: &Line) -> Result<(), String> {
         state: Mutex::new(State { window: WINDOW_BYTES, ..State::default() }),
         changed: Condvar::new(),
     });
-    lock(&all.0).insert(start.id, Arc::clone(&running));
+    known.insert(start.id, Arc::clone(&running));
+    drop(known);
     let id = start.id;
     if let Some(from) = child.stdout.take() {
         let (running, line) = (Arc::clone(&running), Arc::clone(line));
@@ -244,14 +257,17 @@ fn hear(mut from: UnixStream, id: u32, running: &Running, all: &All, line: &Line
             _ => break,
         }
     }
-    let was_killed = {
+    let command = {
         let mut state = lock(&running.state);
         state.is_over = true;
         state.command.take()
     };
     // A keeper that ends by itself leaves nothing; one that a step ended leaves its processes to us.
-    if was_killed.is_some() {
-        kill_below(1, &all.keepers());
+    all.kill_strays();
+    if command.is_none() {
+        // The agent waits for an answer to its start, not for an end.
+        say(line, &Reply::NotStarted { id, message: b"it was ended before it began".to_vec() });
+        return;
     }
     exit(KILLED);
 }
