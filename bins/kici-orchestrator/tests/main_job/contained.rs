@@ -84,7 +84,6 @@ async fn kept(kind: &str) {
 }
 
 #[tokio::test]
-#[ignore = "a job that is given files by Docker 20.10 does not go on; Podman does"]
 async fn jobs_in_docker_keep_and_find_files_as_others_do() {
     kept("docker").await;
 }
