@@ -266,7 +266,7 @@ fn hear(mut from: UnixStream, id: u32, running: &Running, all: &All, line: &Line
     all.kill_strays();
     if command.is_none() {
         // The agent waits for an answer to its start, not for an end.
-        say(line, &Reply::NotStarted { id, message: b"it was ended before it began".to_vec() });
+        say(line, &Reply::NotStarted { id, message: b"killed by signal 9 as it began".to_vec() });
         return;
     }
     exit(KILLED);

@@ -36,7 +36,7 @@ async fn jobs_do_not_see_each_other_and_what_is_asked_for_is_given() {
     site.send(contained(&job(2, 1), vec![script(wait)], json!({}))).await;
     site.fake.logged(&job(2, 1), "step-0-0", " o up").await;
     let more = json!({"container": {"options": {"cap_add": ["CHOWN", "SETUID", "SETGID", "FOWNER"], "read_only": true, "shm_bytes": 1 << 20}}});
-    let text = "set +e; ps | grep '[s]top' || echo alone; ls -A /workspace | wc -l; ip addr | grep -c 'inet 1[07]'
+    let text = "set +e; ps | grep '[s]top' || echo alone; ls -A /workspace | wc -l; ip addr | grep -c 'inet 1[079]'
         touch /tmp/file && chown 1000 /tmp/file && echo chown works; su ci -c 'id -u'; su ci -c 'sleep 600' & sleep 0.1
         touch /bin/x 2> /dev/null || echo read-only; touch /workspace/x && echo workspace works
         dd if=/dev/zero of=/dev/shm/x bs=1M count=2 2> /dev/null || echo shm is small";
